@@ -1,0 +1,43 @@
+# Every target sets up what it needs: on a fresh clone, `make demo` or `make test` is all there is to type.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: setup demo test test-long check bench docs reproduce clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or say make PYTHON=…"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch,data,dev]'
+	$(BIN)/pip check
+	@touch $@
+
+demo: $(READY)       ## design and compare mechanisms; writes demo/comparison.png
+	$(BIN)/python examples/compare.py --output demo
+
+test: $(READY)       ## everything that takes seconds (under 12 minutes on two cores)
+	$(BIN)/python -m pytest -m "not long" --durations=10
+
+test-long: $(READY)  ## what takes minutes, only
+	$(BIN)/python -m pytest -m long -s
+
+check: $(READY)      ## format, lint, types and the fast tests, in under a minute
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not long and not slow" -n 2
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.design
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --site-dir site
+
+reproduce: $(READY)  ## the paper's experiments, as far as they exist
+	$(BIN)/python -m antiphase.studies.matrices --output results
+
+clean:
+	rm -rf $(VENV) site demo results build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,31 @@
+"""antiphase: differentially private training with noise that cancels itself over the steps."""
+
+from antiphase import objective, participation
+from antiphase.design import design, names
+from antiphase.errors import AntiphaseError, FileFormatError, TooLargeError
+from antiphase.factorization import Factorization, load
+from antiphase.objective import Objective
+from antiphase.participation import Participation, epochs, min_separation, once
+from antiphase.sensitivity import sensitivity
+from antiphase.workload import Workload
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AntiphaseError",
+    "Factorization",
+    "FileFormatError",
+    "Objective",
+    "Participation",
+    "TooLargeError",
+    "Workload",
+    "design",
+    "epochs",
+    "load",
+    "min_separation",
+    "names",
+    "objective",
+    "once",
+    "participation",
+    "sensitivity",
+]

@@ -1,0 +1,285 @@
+"""``design("dp-mf+", steps=…)``: from the names people know to a `Factorization`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from antiphase import _checks as check
+from antiphase.factorization.base import Factorization
+from antiphase.factorization.dual import Progress
+from antiphase.factorization.fixed import Anti, Chess, Identity
+from antiphase.factorization.fourier import Fourier
+from antiphase.factorization.optimal import optimal
+from antiphase.factorization.toeplitz import SquareRoot
+from antiphase.factorization.tree import ESTIMATORS, SENSITIVITIES, Tree
+from antiphase.objective import Average, Curvature, Damped, Objective, Restarts
+from antiphase.participation import Participation, from_epochs
+from antiphase.workload import Workload
+
+TOLERANCE = 1e-9  # the relative gap at which a search for the optimum stops
+
+
+def design(
+    name: str,
+    *,
+    steps: int | None = None,
+    epochs: int = 1,
+    participation: Participation | None = None,
+    workload: Workload | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Factorization:
+    """The factorization called ``name``, for ``steps`` steps of SGD, or for ``workload``.
+
+    ``epochs`` says how often each record takes part, in a fixed order; ``participation`` says it in full. ``progress`` is called with
+    (iteration, gap) while a search runs. Names and their options:
+
+    - ``dp-sgd``, ``anti-pgd``, ``chess``, ``fourier``
+    - ``tree``: ``estimator="full" | "online" | "plain"``, ``sensitivity="square" | "nodes"``
+    - ``sqrt-toeplitz``: ``normalized=True``
+    - ``dp-mf``: ``weights``, ``final_weight``
+    - ``dp-mf+``: ``tau`` (default: ``steps``), ``weight``, ``include_final``, ``anchor="start" | "end"``
+    - ``damped``: ``rho``, or ``learning_rate`` and ``smoothness``; ``weights``, ``final_weight``
+    - ``curvature``: ``spectrum``, ``learning_rate``, ``probabilities``, ``weights``, ``final_weight``
+    - ``optimal``: ``objective``
+
+    Those in the first three lines take ``objective``, by which they are judged (default: every iterate alike); the others, which are optimal
+    for theirs, take ``tolerance``, the relative gap to reach.
+
+    >>> design("dp-mf", steps=4)
+    <Factorization dp-mf: 4 steps, once, error 6.87414, gap ..., sensitivity 1>
+    """
+    maker = _maker(name)
+    setting = _setting(steps, epochs, participation, workload)
+    known = [p for p in inspect.signature(maker).parameters if p not in ("setting", "progress")]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise TypeError(
+            f"{unknown[0]} = {options[unknown[0]]!r}: {name} has no such option; it takes {', '.join(known) or 'none'}"
+        )
+    if "progress" in inspect.signature(maker).parameters:
+        options["progress"] = progress
+    made: Factorization = maker(setting, **options)
+    return made
+
+
+def names() -> list[str]:
+    """Every name that `design` knows."""
+    return list(_MAKERS)
+
+
+# ---- one function a name; its keyword arguments are its options -----------------------------------------------------------
+
+Setting = tuple[Workload, Participation]
+
+
+def _dp_sgd(setting: Setting, *, objective: Objective | None = None) -> Factorization:
+    return _fixed("dp-sgd", Identity, setting, objective)
+
+
+def _anti_pgd(setting: Setting, *, objective: Objective | None = None) -> Factorization:
+    return _fixed("anti-pgd", Anti, setting, objective)
+
+
+def _chess(setting: Setting, *, objective: Objective | None = None) -> Factorization:
+    return _fixed("chess", Chess, setting, objective)
+
+
+def _fourier(setting: Setting, *, objective: Objective | None = None) -> Factorization:
+    return _fixed("fourier", Fourier, setting, objective)
+
+
+def _tree(
+    setting: Setting,
+    *,
+    estimator: str = "full",
+    sensitivity: str = "square",
+    objective: Objective | None = None,
+) -> Factorization:
+    options = {
+        "estimator": check.choice("estimator", estimator, ESTIMATORS),
+        "sensitivity": check.choice("sensitivity", sensitivity, SENSITIVITIES),
+    }
+    return _fixed("tree", Tree, setting, objective, options)
+
+
+def _sqrt_toeplitz(
+    setting: Setting, *, normalized: bool = True, objective: Objective | None = None
+) -> Factorization:
+    return _fixed(
+        "sqrt-toeplitz", SquareRoot, setting, objective, {"normalized": check.flag("normalized", normalized)}
+    )
+
+
+def _dp_mf(
+    setting: Setting,
+    *,
+    weights: Any = None,
+    final_weight: float = 1.0,
+    tolerance: float = TOLERANCE,
+    progress: Progress | None = None,
+) -> Factorization:
+    return _optimal("dp-mf", setting, Average(weights, final_weight), tolerance, progress)
+
+
+def _dp_mf_plus(
+    setting: Setting,
+    *,
+    tau: int | None = None,
+    weight: float | None = None,
+    include_final: bool = False,
+    anchor: str = "start",
+    tolerance: float = TOLERANCE,
+    progress: Progress | None = None,
+) -> Factorization:
+    objective = Restarts(setting[0].steps if tau is None else tau, weight, include_final, anchor)
+    return _optimal("dp-mf+", setting, objective, tolerance, progress, {"tau": objective.tau})
+
+
+def _damped(
+    setting: Setting,
+    *,
+    rho: float | None = None,
+    learning_rate: float | None = None,
+    smoothness: float | None = None,
+    weights: Any = None,
+    final_weight: float | None = None,
+    tolerance: float = TOLERANCE,
+    progress: Progress | None = None,
+) -> Factorization:
+    if (learning_rate is None) != (smoothness is None):
+        raise ValueError(
+            f"learning_rate = {learning_rate}, smoothness = {smoothness}: damping follows from both together, or from rho"
+        )
+    if rho is not None and learning_rate is not None:
+        raise ValueError(f"rho = {rho} says what learning_rate and smoothness say too; give one or the other")
+    if learning_rate is not None:
+        curvature = check.positive_number("learning_rate", learning_rate) * check.positive_number(
+            "smoothness", smoothness
+        )
+        if curvature > 1:
+            raise ValueError(f"learning_rate × smoothness = {curvature:g} must be at most 1")
+        rho = 1.0 - 0.5 * curvature  # errors live along all curvatures up to the largest; half of it serves best
+    if rho is None:
+        rho = 1.0
+        if final_weight is None:
+            final_weight = math.sqrt(setting[0].steps)
+            warnings.warn(
+                f"damped without rho, or learning_rate and smoothness: using rho = 1 with final_weight = √steps = {final_weight:.4g}",
+                stacklevel=3,
+            )
+    final_weight = 1.0 if final_weight is None else final_weight
+    objective = Damped(rho, weights, final_weight)
+    options = {"rho": objective.rho, "final_weight": objective.final_weight}
+    return _optimal("damped", setting, objective, tolerance, progress, options)
+
+
+def _curvature(
+    setting: Setting,
+    *,
+    spectrum: Any = None,
+    learning_rate: float = 1.0,
+    probabilities: Any = None,
+    weights: Any = None,
+    final_weight: float = 1.0,
+    tolerance: float = TOLERANCE,
+    progress: Progress | None = None,
+) -> Factorization:
+    if spectrum is None:
+        raise TypeError("curvature needs spectrum: the curvatures (Hessian eigenvalues) to design for")
+    objective = Curvature(spectrum, learning_rate, probabilities, weights, final_weight)
+    return _optimal("curvature", setting, objective, tolerance, progress)
+
+
+def _any_objective(
+    setting: Setting,
+    *,
+    objective: Objective | None = None,
+    tolerance: float = TOLERANCE,
+    progress: Progress | None = None,
+) -> Factorization:
+    return _optimal("optimal", setting, _judge(objective), tolerance, progress)
+
+
+_MAKERS: dict[str, Callable[..., Factorization]] = {
+    "dp-sgd": _dp_sgd,
+    "anti-pgd": _anti_pgd,
+    "chess": _chess,
+    "tree": _tree,
+    "sqrt-toeplitz": _sqrt_toeplitz,
+    "fourier": _fourier,
+    "dp-mf": _dp_mf,
+    "dp-mf+": _dp_mf_plus,
+    "damped": _damped,
+    "curvature": _curvature,
+    "optimal": _any_objective,
+}
+
+
+def _fixed(
+    name: str,
+    kind: type[Factorization],
+    setting: Setting,
+    objective: Objective | None,
+    options: dict[str, Any] | None = None,
+) -> Factorization:
+    workload, participation = setting
+    return kind(name, workload, _judge(objective), participation, options=options or {})
+
+
+def _optimal(
+    name: str,
+    setting: Setting,
+    objective: Objective,
+    tolerance: float,
+    progress: Progress | None,
+    options: dict[str, Any] | None = None,
+) -> Factorization:
+    tolerance = check.positive_number("tolerance", tolerance)
+    workload, participation = setting
+    return optimal(
+        workload, objective, participation, name=name, options=options, tolerance=tolerance, progress=progress
+    )
+
+
+def _judge(objective: Objective | None) -> Objective:
+    if objective is None:
+        return Average()
+    judge: Objective = check.instance("objective", objective, Objective)
+    return judge
+
+
+def _maker(name: Any) -> Callable[..., Factorization]:
+    if not isinstance(name, str):
+        raise TypeError(f"name = {name!r} must be a string, one of {', '.join(_MAKERS)}")
+    if name not in _MAKERS:
+        raise ValueError(f"name = {name!r} is no mechanism of ours; there are {', '.join(_MAKERS)}")
+    return _MAKERS[name]
+
+
+def _setting(
+    steps: int | None,
+    epochs: int,
+    participation: Participation | None,
+    workload: Workload | None,
+) -> Setting:
+    if workload is None:
+        if steps is None:
+            raise TypeError("steps = None: say how many steps training takes, or give a workload")
+        workload = Workload.sgd(steps)
+    else:
+        check.instance("workload", workload, Workload)
+        if steps is not None and check.whole_number("steps", steps) != workload.steps:
+            raise ValueError(f"steps = {steps}, but the workload has {workload.steps}; leave steps out")
+    if participation is None:
+        participation = from_epochs(workload.steps, epochs)
+    else:
+        check.instance("participation", participation, Participation)
+        if epochs != 1:
+            raise ValueError(f"epochs = {epochs} and participation = {participation!r} say the same thing twice; give one")
+        participation.classes(workload.steps)  # refuses what does not cover the steps
+    return workload, participation

@@ -1,0 +1,16 @@
+"""Ways to fail that have a name of their own.
+
+Bad arguments are ``ValueError`` and ``TypeError``, as everywhere in Python; what is here says more than that.
+"""
+
+
+class AntiphaseError(Exception):
+    """Base of every error that is particular to antiphase."""
+
+
+class FileFormatError(AntiphaseError, ValueError):
+    """A file is not one of ours, is damaged, was altered, or comes from a newer version."""
+
+
+class TooLargeError(AntiphaseError, MemoryError):
+    """A dense T × T array was asked for that would not fit in memory."""

@@ -1,0 +1,233 @@
+"""`Factorization`: a workload split as ``A = B C``, what it promises and how good it is."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from antiphase import files
+from antiphase._checks import Array
+from antiphase.errors import FileFormatError, TooLargeError
+from antiphase.objective import Objective
+from antiphase.participation import Participation
+from antiphase.sensitivity import Columns, DenseColumns, is_exact, sensitivity
+from antiphase.workload import Workload
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Factorization(ABC):
+    """``A = B C`` with a lower-triangular encoder ``C``; training adds ``sens(C)·C⁻¹Z`` to the clipped gradients.
+
+    Every figure is computed from the encoder itself when it is first asked for, never taken from whoever made or stored it.
+
+    Guarantee: ``encoder()`` is lower triangular with a positive diagonal, ``decoder() @ encoder()`` is the workload.   [G3]
+    Guarantee: ``lower_bound <= error`` and no factorization of this workload, objective and participation has an
+    error below ``lower_bound``.   [G5]
+    """
+
+    name: str
+    workload: Workload
+    objective: Objective
+    participation: Participation
+    options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    bound: float | None = field(default=None, kw_only=True)
+
+    _kinds: ClassVar[dict[str, type[Factorization]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Factorization._kinds[cls.__name__] = cls
+
+    # ---- what a way to factor says of itself --------------------------------------------------------------------
+
+    @abstractmethod
+    def _build_encoder(self) -> Array:
+        """``C`` as a T × T array."""
+
+    def _stored(self) -> dict[str, Any]:
+        """What `_restored` needs beyond the fields above; nothing, for encoders that a formula gives."""
+        return {}
+
+    @classmethod
+    def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
+        return cls(**common)
+
+    def _columns(self) -> Columns:
+        return DenseColumns(self.encoder())
+
+    # ---- how good it is -----------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        return self.workload.steps
+
+    @cached_property
+    def sensitivity(self) -> float:
+        """``sens(C)`` under this participation; never too small."""
+        # PRIVACY: computed from the encoder in use, whatever a design or a file claims.   [G1]
+        return sensitivity(self._columns(), self.participation)
+
+    @cached_property
+    def sensitivity_is_exact(self) -> bool:
+        """Whether `sensitivity` is attained, or only an upper bound."""
+        return is_exact(self._columns(), self.participation)
+
+    @cached_property
+    def error(self) -> float:
+        """``sens(C)²·‖ΛB‖_F²``: the expected squared noise, summed over the weighted iterates, at noise multiplier 1."""
+        return self.error_under(self.objective)
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """A certified bound: the error of no factorization is below it. For those not designed to be optimal it is computed when
+        first asked for, by solving for the optimum."""
+        if self.bound is not None:
+            return self.bound
+        from antiphase.factorization.optimal import optimal  # the optimum is a Factorization too
+
+        return optimal(self.workload, self.objective, self.participation).lower_bound
+
+    @property
+    def gap(self) -> float:
+        """``error / lower_bound − 1``: at most so much better could any factorization be."""
+        return max(self.error / self.lower_bound - 1.0, 0.0)
+
+    @cached_property
+    def noise_per_iterate(self) -> Array:
+        """``sens(C)²·‖b_t‖²``: the variance of the noise inside each iterate, at noise multiplier and clip norm 1."""
+        variances: Array = self.sensitivity**2 * self._noise_squared(self.workload.dense())
+        return variances
+
+    def error_under(self, objective: Objective) -> float:
+        """The error of this same encoder, judged by another objective."""
+        return self.sensitivity**2 * self._total_noise(objective)
+
+    def _total_noise(self, objective: Objective) -> float:
+        """``‖ΛB‖_F² = ‖M C⁻¹‖_F²``."""
+        return float(self._noise_squared(objective.root(self.workload)).sum())
+
+    def _noise_squared(self, root: Array) -> Array:
+        """The squared norms of the rows of ``root·C⁻¹``."""
+        rows = solve_triangular(self.encoder(), root.T, lower=True, trans="T")
+        squared: Array = np.einsum("ij,ij->j", rows, rows)
+        return squared
+
+    # ---- the matrices -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _encoder(self) -> Array:
+        refuse_if_too_large(self.steps)
+        encoder = self._build_encoder()
+        encoder.setflags(write=False)
+        return encoder
+
+    def encoder(self) -> Array:
+        """``C``, lower triangular, T × T."""
+        return self._encoder
+
+    def decoder(self) -> Array:
+        """``B = A C⁻¹``: row t is the noise inside iterate t."""
+        decoder: Array = solve_triangular(self.encoder(), self.workload.dense().T, lower=True, trans="T").T
+        return np.tril(decoder)
+
+    def noising(self) -> Array:
+        """``C⁻¹``: row t of ``C⁻¹Z`` is what step t adds."""
+        inverse: Array = solve_triangular(self.encoder(), np.eye(self.steps), lower=True)
+        return inverse
+
+    # ---- files, and words ---------------------------------------------------------------------------------------
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "what": "factorization",
+            "form": type(self).__name__,
+            "name": self.name,
+            "workload": self.workload,
+            "objective": self.objective,
+            "participation": self.participation,
+            "options": dict(self.options),
+            "bound": self.bound,
+            "stored": self._stored(),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> str:
+        """Write the factorization to a file, whole or not at all, and return the file's digest."""
+        return files.write(path, self._content())
+
+    def __repr__(self) -> str:
+        options = "".join(f" {name}={value}" for name, value in self.options.items() if np.isscalar(value))
+        words = [f"{self.name}{options}: {self.steps} steps, {self.participation.describe()}"]
+        if self.workload.describe() != "sgd":
+            words.append(self.workload.describe())
+        words.append(f"error {self.error:.6g}")
+        if "lower_bound" in self.__dict__ or self.bound is not None:
+            words.append(f"gap {self.gap:.1e}" if self.gap < 0.1 else f"{self.error / self.lower_bound:.3g} × the optimum")
+        words.append(f"sensitivity {self.sensitivity:.6g}")
+        return f"<Factorization {', '.join(words)}>"
+
+
+def load(path: str | os.PathLike[str]) -> Factorization:
+    """The factorization that `Factorization.save` wrote.
+
+    Guarantee: nothing in the file is executed; a damaged or altered file raises `FileFormatError`; the sensitivity is that of
+    the encoder in the file, not one that the file claims.   [G6]
+    """
+    content = files.read(path)
+    if content.get("what") != "factorization":
+        raise FileFormatError(f"{path}: holds a {content.get('what')!r}, not a factorization")
+    try:
+        kind = Factorization._kinds[content["form"]]
+        common = {
+            "name": str(content["name"]),
+            "workload": Workload.restore(content["workload"]),
+            "objective": Objective.restore(content["objective"]),
+            "participation": Participation.restore(content["participation"]),
+            "options": dict(content["options"]),
+            "bound": None if content["bound"] is None else float(content["bound"]),
+        }
+        return kind._restored(common, content["stored"])
+    except FileFormatError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileFormatError(f"{path}: not a valid factorization ({error})") from error
+
+
+def refuse_if_too_large(steps: int, copies: int = 3) -> None:
+    """Raise `TooLargeError` if a few T × T arrays would not fit in the memory that is free now."""
+    needed, free = copies * 8 * steps**2, _free_memory()
+    if needed > free:
+        raise TooLargeError(
+            f"steps = {steps}: a dense {steps} × {steps} array and its working copies need {needed / 2**30:.0f} GiB, and "
+            f"{free / 2**30:.0f} GiB are free. Use fewer steps or a form that needs no dense matrix"
+        )
+
+
+def _free_memory() -> int:
+    """Bytes that can be used now; 8 GiB where the system does not say."""
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        return 8 << 30
+
+
+def lower_triangular(encoder: Any, steps: int) -> Array:
+    """``encoder`` as an array that may serve as ``C``; raises ValueError if it may not."""
+    C = np.array(encoder, dtype=np.float64)
+    if C.shape != (steps, steps):
+        raise ValueError(f"encoder has shape {C.shape}; {(steps, steps)} is needed")
+    if not np.isfinite(C).all():
+        raise ValueError("encoder has entries that are not finite")
+    if np.triu(C, 1).any():
+        raise ValueError("encoder has entries above the diagonal: it would need noise of steps to come")
+    if not (np.diagonal(C) > 0).all():
+        raise ValueError("encoder has a diagonal that is not positive: its noise cannot be made")
+    return C

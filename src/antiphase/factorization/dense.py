@@ -1,0 +1,130 @@
+r"""The optimum as a dense encoder: any workload, any objective, any participation; O(T³) an iteration.
+
+Steps that move no iterate are left out of the problem and get independent noise. For a minimum separation the optimum itself is not known:
+the bound is that of evenly spaced participations (a special case), and the encoder the best of a few candidates, judged by the safe
+sensitivity; the gap says how good that is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from antiphase._checks import Array
+from antiphase.factorization import dual
+from antiphase.factorization.base import Factorization, lower_triangular, refuse_if_too_large
+from antiphase.objective import Objective
+from antiphase.participation import Indices, MinSeparation, Once, Participation
+from antiphase.sensitivity import sensitivity
+from antiphase.workload import Workload
+
+IDLE_SHARE = 1e-4  # of a fair share of the budget, for steps that move nothing but still release noise
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dense(Factorization):
+    """An encoder that is stored in full."""
+
+    matrix: Array
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "matrix", lower_triangular(self.matrix, self.steps))
+
+    def _build_encoder(self) -> Array:
+        return self.matrix
+
+    def _stored(self) -> dict[str, Any]:
+        return {"lower": self.matrix[np.tril_indices(self.steps)]}
+
+    @classmethod
+    def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
+        steps = common["workload"].steps
+        refuse_if_too_large(steps)
+        matrix = np.zeros((steps, steps))
+        matrix[np.tril_indices(steps)] = stored["lower"]
+        return cls(**common, matrix=matrix)
+
+
+def dense_optimum(
+    name: str,
+    workload: Workload,
+    objective: Objective,
+    participation: Participation,
+    *,
+    options: dict[str, Any],
+    tolerance: float,
+    progress: dual.Progress | None = None,
+) -> Dense:
+    """The optimal factorization and its certificate."""
+    refuse_if_too_large(workload.steps, copies=8)
+    classes = participation.classes(workload.steps)
+    root = objective.root(workload)
+    encoder, bound = optimal_encoder(root, classes, tolerance=tolerance, progress=progress)
+
+    def judged(matrix: Array) -> Dense:
+        # PRIVACY: normalised by the one sensitivity there is, not by what the optimisation believes.   [G1]
+        matrix = matrix / sensitivity(matrix, participation)
+        return Dense(name, workload, objective, participation, matrix, options=options, bound=bound)
+
+    if not isinstance(participation, MinSeparation):
+        return judged(encoder)
+    single, _ = optimal_encoder(root, Once().classes(workload.steps), tolerance=1e-6)
+    candidates = [encoder, single, np.eye(workload.steps)]
+    candidates += [_banded(matrix, participation.apart) for matrix in (encoder, single)]
+    return min((judged(matrix) for matrix in candidates), key=lambda f: f.error)
+
+
+def optimal_encoder(
+    root: Array, classes: list[Indices], *, tolerance: float, progress: dual.Progress | None = None
+) -> tuple[Array, float]:
+    """The optimal lower-triangular ``C`` for ``W = rootᵀroot``, and the certified lower bound.
+
+    Zero columns of ``root`` are idle steps. In a class of their own they get the whole budget (independent noise of full
+    scale, as if alone); beside live steps, a sliver of it, since their noise moves nothing.
+    """
+    steps = root.shape[1]
+    live = np.flatnonzero(root.any(axis=0))
+    position = np.full(steps, -1)
+    position[live] = np.arange(len(live))
+    scale = np.ones(steps)
+    kept = []
+    for pattern in classes:
+        idle = pattern[position[pattern] < 0]
+        rest = position[pattern[position[pattern] >= 0]]
+        share = IDLE_SHARE / len(pattern) if len(rest) else 1 / max(len(idle), 1)
+        scale[idle] = np.sqrt(share)
+        if len(rest):
+            scale[live[rest]] = np.sqrt(1 - share * len(idle))
+            kept.append(rest)
+    M = root[:, live]
+    _refuse_degenerate(M)
+    best = dual.solve(M, kept, tolerance=tolerance, progress=progress)
+    C = np.diag(scale)
+    C[np.ix_(live, live)] = reversed_cholesky(best.factor) * scale[live]
+    return C, best.lower_bound
+
+
+def reversed_cholesky(factor: Array) -> Array:
+    """The lower-triangular ``C`` with ``CᵀC = YᵀY`` and a positive diagonal, from ``Y`` (by QR, not through the Gram matrix)."""
+    # PRIVACY: CᵀC = X, so columns carry the sensitivity; hence the reversed factor. cholesky(X) has CCᵀ = X,
+    # whose columns are not of unit norm.   [G1]
+    R = np.linalg.qr(factor[:, ::-1], mode="r")
+    R *= np.where(np.diagonal(R) < 0, -1.0, 1.0)[:, None]
+    return np.tril(R[::-1, ::-1])
+
+
+def _banded(encoder: Array, bands: int) -> Array:
+    """The first ``bands`` diagonals, columns scaled back to their norms: steps ``bands`` apart become orthogonal."""
+    banded = np.triu(encoder, 1 - bands)
+    return banded * (np.linalg.norm(encoder, axis=0) / np.linalg.norm(banded, axis=0))
+
+
+def _refuse_degenerate(root: Array) -> None:
+    singular = np.linalg.svd(root, compute_uv=False) if len(root) >= root.shape[1] else np.zeros(1)
+    if singular[-1] <= 1e-14 * singular[0]:
+        raise ValueError(
+            "the objective does not see every gradient (its weights leave some direction of the noise free), so the best encoder "
+            "is singular. Put a positive weight on every iterate"
+        )

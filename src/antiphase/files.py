@@ -1,0 +1,119 @@
+"""Files that hold values and arrays, and nothing that runs.
+
+A file is in the safetensors format: a JSON header and raw little-endian arrays. Ours adds, in the header's metadata, a format
+name, a version, the content as JSON, and a SHA-256 digest of content and arrays, which is checked before anything is built.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as parse
+from safetensors.numpy import save as serialise
+
+from antiphase.errors import FileFormatError
+from antiphase.values import Value, digest
+
+FORMAT = "antiphase"
+VERSION = 1
+LARGEST = 1 << 36  # bytes; above this a file is refused unread
+
+
+def write(path: str | os.PathLike[str], content: dict[str, Any]) -> str:
+    """Store ``content`` (nested dictionaries, numbers, strings, values, arrays) and return its digest.
+
+    Guarantee: the file appears whole or not at all; an older file of that name is replaced only by a whole one.   [G6]
+    """
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    def plain(item: Any, name: str) -> Any:
+        if isinstance(item, Value):
+            return plain(item.spec(), name)
+        if isinstance(item, dict):
+            return {key: plain(value, f"{name}.{key}" if name else key) for key, value in item.items()}
+        if isinstance(item, np.ndarray):
+            arrays[name] = np.ascontiguousarray(item)
+            return {"$array": name}
+        return item
+
+    text = json.dumps(plain(content, ""), allow_nan=False)
+    mark = digest({"content": text, "arrays": arrays})
+    metadata = {"format": FORMAT, "version": str(VERSION), "content": text, "digest": mark}
+    _write_atomically(Path(path), serialise(arrays, metadata))
+    return mark
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `write` stored. Raises `FileFormatError` for anything else; executes nothing that is in the file.   [G6]"""
+    path = Path(path)
+    size = path.stat().st_size
+    if size > LARGEST:
+        raise FileFormatError(f"{path}: {size} bytes is more than any file of ours has")
+    data = path.read_bytes()
+    metadata = _metadata(path, data)
+    try:
+        arrays = parse(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"{path}: damaged ({error})") from error
+    if metadata.get("digest") != digest({"content": metadata.get("content"), "arrays": arrays}):
+        raise FileFormatError(f"{path}: the content does not match its digest; the file is damaged or was altered")
+    try:
+        content = json.loads(metadata["content"])
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path}: damaged ({error})") from error
+
+    def full(item: Any) -> Any:
+        if isinstance(item, dict):
+            if item.keys() == {"$array"}:
+                if item["$array"] not in arrays:
+                    raise FileFormatError(f"{path}: array {item['$array']!r} is missing")
+                return arrays[item["$array"]]
+            return {key: full(value) for key, value in item.items()}
+        return item
+
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{path}: damaged (no content)")
+    return {key: full(value) for key, value in content.items()} | {"digest": metadata["digest"]}
+
+
+def _metadata(path: Path, data: bytes) -> dict[str, Any]:
+    length = int.from_bytes(data[:8], "little")
+    try:
+        header = json.loads(data[8 : 8 + length]) if 2 <= length <= len(data) - 8 else None
+    except (ValueError, RecursionError):
+        header = None
+    metadata = header.get("__metadata__") if isinstance(header, dict) else None
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise FileFormatError(f"{path}: not an antiphase file")
+    version = str(metadata.get("version"))
+    if not version.isdigit() or int(version) > VERSION:
+        raise FileFormatError(
+            f"{path}: format version {version}; this is a reader of versions up to {VERSION}: update antiphase"
+        )
+    return metadata
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,225 @@
+r"""Which iterates matter: the weight ``Λ`` in the error ``sens(C)²·‖ΛB‖_F²``.
+
+An `Objective` turns a workload into its `root`: a matrix ``M`` with ``MᵀM = W``, so that the error of an encoder ``C`` is
+``sens(C)²·‖M C⁻¹‖_F² = sens(C)²·tr(W X⁻¹)``. Mostly ``M = ΛA``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from antiphase import _checks as check
+from antiphase._checks import Array
+from antiphase.values import Value
+from antiphase.workload import Workload
+
+
+class Objective(Value, ABC):
+    """What a factorization is judged by."""
+
+    @abstractmethod
+    def root(self, workload: Workload) -> Array:
+        """``M`` with ``MᵀM = W``: rows are weighted iterates, columns are steps."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """A few words, as in ``restarts every 50 steps``."""
+
+    def __repr__(self) -> str:
+        return f"<Objective {self.describe()}>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Average(Objective):
+    """All iterates alike (DP-MF), or by ``weights``, one positive number each; the last also times ``final_weight``.
+
+    >>> Average(final_weight=2.0).root(Workload.sgd(2))
+    array([[1., 0.],
+           [2., 2.]])
+    """
+
+    weights: Any = None
+    final_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        _clean_weights(self)
+
+    def root(self, workload: Workload) -> Array:
+        return _weigh(self, workload.dense())
+
+    def describe(self) -> str:
+        return "every iterate" + _words(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Restarts(Objective):
+    r"""The paper's ``Λ_τ``: iterates relative to the last restart, restarts relative to the one before (Eq. 9, DP-MF⁺).
+
+    Rows ``t ≡ 0 mod τ`` are ``b_t − b_{t−τ}``, all others ``weight·(b_t − b_{⌊t/τ⌋τ})``; ``weight`` is ``1/√τ`` unless given.
+    ``include_final`` adds the convex theorem's row ``b_{⌊T/τ⌋τ}``. With ``anchor="end"`` the short block comes first, so that
+    the last iterate is a restart and keeps its full weight even if ``τ`` does not divide the number of steps.
+    """
+
+    tau: int
+    weight: float | None = None
+    include_final: bool = False
+    anchor: str = "start"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tau", check.whole_number("tau", self.tau))
+        if self.weight is not None:
+            object.__setattr__(self, "weight", check.positive_number("weight", self.weight))
+        check.flag("include_final", self.include_final)
+        check.choice("anchor", self.anchor, ("start", "end"))
+
+    def blocks(self, steps: int) -> list[tuple[int, int, Array]]:
+        """``(start, stop, weights)`` of each stretch between restarts, as 0-based half-open ranges of rows."""
+        inner = self.tau**-0.5 if self.weight is None else self.weight
+        short = steps % self.tau
+        starts = list(range(0, steps, self.tau))
+        if self.anchor == "end" and short:
+            starts = [0, *range(short, steps, self.tau)]
+        ranges = zip(starts, [*starts[1:], steps], strict=True)
+        out = []
+        for start, stop in ranges:
+            weights = np.full(stop - start, inner)
+            if stop - start == self.tau or self.anchor == "end":
+                weights[-1] = 1.0
+            out.append((start, stop, weights))
+        return out
+
+    def root(self, workload: Workload) -> Array:
+        A = workload.dense()
+        rows = np.empty_like(A)
+        for start, stop, weights in self.blocks(workload.steps):
+            origin = A[start - 1] if start else 0.0  # b_0 = 0: never index −1
+            rows[start:stop] = weights[:, None] * (A[start:stop] - origin)
+        last_restart = self.last_restart(workload.steps)
+        if self.include_final and last_restart:
+            rows = np.vstack([rows, A[last_restart - 1]])
+        return rows
+
+    def last_restart(self, steps: int) -> int:
+        """The last restart, counted from 1; 0 if there is none."""
+        return steps if self.anchor == "end" else steps // self.tau * self.tau
+
+    def describe(self) -> str:
+        words = f"restarts every {self.tau} steps"
+        if self.weight is not None:
+            words += f", weight {self.weight:g}"
+        return words + ", final row" * self.include_final + ", anchored at the end" * (self.anchor == "end")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Damped(Objective):
+    r"""Iterates whose errors shrink by ``ρ`` a step, as on a quadratic of curvature ``(1 − ρ)/learning rate``.
+
+    The curvature is set so that the factor is ``ρ`` where the learning rate is largest; where a schedule is lower, errors
+    shrink more slowly. For prefix sums ``M`` is ``Toeplitz(ρ^k)``. ``ρ = 1`` is `Average`.
+    """
+
+    rho: float
+    weights: Any = None
+    final_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        rho = check.real_number("rho", self.rho, least=0.0)
+        if rho > 1:
+            raise ValueError(f"rho = {rho} must be at most 1: errors that grow are not damped")
+        object.__setattr__(self, "rho", rho)
+        _clean_weights(self)
+
+    def root(self, workload: Workload) -> Array:
+        curvature = (1.0 - self.rho) / workload.largest_rate
+        return _weigh(self, workload.with_curvature(curvature).dense())
+
+    def describe(self) -> str:
+        return f"errors damped by {self.rho:g} a step" + _words(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Curvature(Objective):
+    r"""The exact squared gradient norm on a quadratic: ``W = Σ_h p_h h² M_hᵀ M_h`` over its ``spectrum`` of curvatures ``h``.
+
+    ``learning_rate`` scales the workload's own rates (which are 1 unless given). Curvature-aware noise is due to NoiseCurve
+    (arXiv 2510.05416).
+    """
+
+    spectrum: Any
+    learning_rate: float = 1.0
+    probabilities: Any = None
+    weights: Any = None
+    final_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        spectrum = check.real_array("spectrum", self.spectrum, ndim=1)
+        if not len(spectrum) or (spectrum < 0).any() or not spectrum.any():
+            raise ValueError(f"spectrum = {self.spectrum!r} needs curvatures of at least 0, and one above 0")
+        rate = check.positive_number("learning_rate", self.learning_rate)
+        if rate * spectrum.max() >= 2:
+            raise ValueError(
+                f"learning_rate = {rate:g} times the largest curvature {spectrum.max():g} is {rate * spectrum.max():g}: "
+                "gradient descent diverges from 2 on"
+            )
+        p = np.full(len(spectrum), 1.0) if self.probabilities is None else self.probabilities
+        p = check.per_step("probabilities", p, len(spectrum))
+        if not (p * spectrum).any():
+            raise ValueError("probabilities are 0 wherever the spectrum is not: nothing is left to weigh")
+        for name, value in (("spectrum", spectrum), ("learning_rate", rate), ("probabilities", p)):
+            object.__setattr__(self, name, value)
+        _clean_weights(self)
+
+    def root(self, workload: Workload) -> Array:
+        live = ~workload.idle
+        gram = np.zeros((int(live.sum()),) * 2)
+        for h, p in zip(self.spectrum, self.probabilities, strict=True):
+            if h * p > 0:
+                M = _weigh(self, workload.with_curvature(self.learning_rate * h).dense()[:, live])
+                gram += p * h * h * (M.T @ M)
+        if not np.isfinite(gram).all():
+            raise ValueError("on this spectrum the optimizer diverges: lower learning_rate")
+        root = np.zeros((len(gram), workload.steps))
+        root[:, live] = np.linalg.cholesky(gram, upper=True)
+        return root
+
+    def describe(self) -> str:
+        return f"squared gradient over {len(self.spectrum)} curvatures up to {self.spectrum.max():g}" + _words(self)
+
+
+# ---- per-iterate weights, shared by three objectives ------------------------------------------------------------------
+
+
+def _clean_weights(objective: Any) -> None:
+    final = check.positive_number("final_weight", objective.final_weight)
+    object.__setattr__(objective, "final_weight", final)
+    if objective.weights is None:
+        return
+    weights = check.real_array("weights", objective.weights, ndim=1)
+    zero = np.flatnonzero(weights <= 0)
+    if zero.size:
+        i = int(zero[0])
+        raise ValueError(
+            f"weights[{i}] = {weights[i]:g}: every iterate needs a positive weight. With all weight on a few iterates, such as "
+            "the last, the best encoder is singular (all noise would wait for the steps that do not count); "
+            "mix: use final_weight, or small positive weights"
+        )
+    object.__setattr__(objective, "weights", weights)
+
+
+def _weigh(objective: Any, iterates: Array) -> Array:
+    weights = np.ones(len(iterates)) if objective.weights is None else objective.weights.copy()
+    if len(weights) != len(iterates):
+        raise ValueError(f"weights has {len(weights)} entries for {len(iterates)} steps; give one for each step")
+    weights[-1] *= objective.final_weight
+    weighed: Array = weights[:, None] * iterates
+    return weighed
+
+
+def _words(objective: Any) -> str:
+    words = "" if objective.weights is None else ", weighted"
+    return words if math.isclose(objective.final_weight, 1.0) else f"{words}, the last × {objective.final_weight:g}"

@@ -1,0 +1,137 @@
+r"""``sens(C)``: by how much one record can move ``C·G``. The only place that computes it.
+
+A record that takes part in the steps ``π`` with gradients of norm at most 1 moves the output by at most
+``max ‖Σ_{i∈π} C[:, i] u_iᵀ‖_F`` over unit vectors ``u_i``, whose square is ``Σ_{i,i'∈π} X_ii' ⟨u_i, u_i'⟩`` with ``X = CᵀC``. So only the columns of
+``C`` count, through the blocks of ``X`` that the patterns cut out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+
+from antiphase import _checks as check
+from antiphase._checks import Array
+from antiphase.participation import Epochs, Indices, MinSeparation, Once, Participation
+
+
+class Columns(Protocol):
+    """What sensitivity needs to know of an encoder, dense or not."""
+
+    @property
+    def steps(self) -> int: ...
+
+    def squared_norms(self) -> Array:
+        """``X_ii`` for every step."""
+
+    def gram(self, indices: Indices) -> Array:
+        """The block of ``X = CᵀC`` at these steps."""
+
+
+class DenseColumns:
+    """The columns of an array; it may have more rows than columns."""
+
+    def __init__(self, encoder: Any) -> None:
+        self._encoder = check.real_array("encoder", encoder, ndim=2)
+        if not self._encoder.shape[1]:
+            raise ValueError("encoder has no columns; one for each step is needed")
+
+    @property
+    def steps(self) -> int:
+        return self._encoder.shape[1]
+
+    def squared_norms(self) -> Array:
+        norms: Array = np.einsum("ij,ij->j", self._encoder, self._encoder)
+        return norms
+
+    def gram(self, indices: Indices) -> Array:
+        # PRIVACY: CᵀC, not CCᵀ: a record is a column of the encoder.   [G1]
+        columns = self._encoder[:, indices]
+        return columns.T @ columns
+
+
+def sensitivity(encoder: Any, participation: Participation) -> float:
+    r"""L2 sensitivity of the encoder (an array, or its `Columns`), for records that take part as ``participation`` allows.
+
+    Guarantee: never below the true value, for gradients that are vectors of any dimension; equal to it where
+    `is_exact` says so.   [G1]
+    Paper: §2.1; several epochs: Choquette-Choo et al. 2022, Eq. 5.
+
+    >>> from antiphase.participation import epochs
+    >>> sensitivity(np.eye(4), epochs(2, every=2))
+    1.4142135623730951
+    """
+    columns = _columns(encoder)
+    check.instance("participation", participation, Participation)
+    if isinstance(participation, Once):
+        # PRIVACY: the largest column norm, not row norm, and its root, not its square.   [G1]
+        return math.sqrt(columns.squared_norms().max())
+    if isinstance(participation, Epochs):
+        patterns = participation.classes(columns.steps)
+        # PRIVACY: |X_ii'|: the signs of cross terms are the adversary's to choose.   [G1]
+        return math.sqrt(max(float(np.abs(columns.gram(pattern)).sum()) for pattern in patterns))
+    if isinstance(participation, MinSeparation):
+        return math.sqrt(_min_separation_bound(columns, participation))
+    raise TypeError(f"participation = {participation!r}: no sensitivity is known for a {type(participation).__name__}")
+
+
+def is_exact(encoder: Any, participation: Participation) -> bool:
+    """Whether `sensitivity` is known to be attained, not only an upper bound.
+
+    So it is for one participation; in a fixed order, where no two columns of a pattern have a negative inner product; for a minimum
+    separation, where columns that far apart are orthogonal.   [G2]
+    """
+    columns = _columns(encoder)
+    if isinstance(participation, Epochs):
+        return all((columns.gram(pattern) >= 0).all() for pattern in participation.classes(columns.steps))
+    if isinstance(participation, MinSeparation) and participation.count > 1:
+        gram = columns.gram(np.arange(columns.steps))
+        return not np.triu(gram, participation.apart).any()
+    return True
+
+
+def _columns(encoder: Any) -> Columns:
+    return encoder if hasattr(encoder, "squared_norms") else DenseColumns(encoder)
+
+
+def _min_separation_bound(columns: Columns, participation: MinSeparation) -> float:
+    r"""``max_π Σ_{i∈π} u_i`` with ``u_i = max_{π∋i} Σ_{i'∈π} |X_ii'|``: each maximum by dynamic programming.
+
+    Never below ``max_π Σ_{i,i'∈π} |X_ii'|``, since each term of the outer sum takes its own best pattern; equal to it where
+    columns ``apart`` or more steps apart are orthogonal.
+    """
+    count, apart = participation.count, participation.apart
+    norms = columns.squared_norms()
+    if count == 1:
+        return float(norms.max())
+    weights = np.abs(columns.gram(np.arange(columns.steps)))
+    before = _best_sums(weights, count - 1, apart)
+    after = _best_sums(weights[::-1, ::-1], count - 1, apart)[:, ::-1]
+    # PRIVACY: c participations before step i and count − 1 − c after it, in the best split.   [G1]
+    others = np.max([before[c] + after[count - 1 - c] for c in range(count)], axis=0)
+    best = _running_best(norms + others, np.zeros(columns.steps), apart)
+    for _ in range(count - 1):
+        best = _running_best(norms + others, best, apart)
+    return float(best[-1])
+
+
+def _best_sums(weights: Array, count: int, apart: int) -> Array:
+    """``out[c, i]``: the largest sum of ``weights[i, j]`` over at most c steps j ≤ i − apart, mutually ``apart`` apart."""
+    steps = len(weights)
+    out = np.zeros((count + 1, steps))
+    best = np.zeros_like(weights)
+    rows = np.arange(apart, steps)
+    for c in range(1, count + 1):
+        best = _running_best(weights, best, apart)
+        out[c, rows] = best[rows, rows - apart]
+    return out
+
+
+def _running_best(weights: Array, best: Array, apart: int) -> Array:
+    """One more participation: at step j, on top of the best with last step ≤ j − apart; then the best so far."""
+    earlier = np.zeros_like(best)
+    earlier[..., apart:] = best[..., :-apart] if apart < best.shape[-1] else 0.0
+    running: Array = np.maximum.accumulate(weights + earlier, axis=-1)
+    return running
