@@ -28,7 +28,7 @@ check: $(READY)      ## format, lint, types and the fast tests, in under a minut
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not long and not slow" -n 2
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not long and not slow" -n 2
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.design

@@ -1,7 +1,8 @@
 """The design cache: the same design is never paid for twice.
 
-Designs are kept by the digest of what they were made from, under the user's cache folder, or where ``ANTIPHASE_CACHE`` points;
-``ANTIPHASE_CACHE=off`` switches it off. A damaged entry is as good as none, and sensitivity is computed anew on every load.
+Designs are kept by the digest of what they were made from, under the user's cache folder, or where
+``ANTIPHASE_CACHE`` points; ``ANTIPHASE_CACHE=off`` switches it off. A damaged entry is as good as none, and
+sensitivity is computed anew on every load.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def design(
 ) -> Factorization:
     """The factorization called ``name``, for ``steps`` steps of SGD, or for ``workload``.
 
-    ``epochs`` says how often each record takes part, in a fixed order; ``participation`` says it in full. ``progress`` is called with
-    (iteration, gap) while a search runs. Names and their options:
+    ``epochs`` says how often each record takes part, in a fixed order; ``participation`` says it in full.
+    ``progress`` is called with (iteration, gap) while a search runs. Names and their options:
 
     - ``dp-sgd``, ``anti-pgd``, ``chess``, ``fourier``
     - ``tree``: ``estimator="full" | "online" | "plain"``, ``sensitivity="square" | "nodes"``
@@ -47,8 +47,8 @@ def design(
     - ``curvature``: ``spectrum``, ``learning_rate``, ``probabilities``, ``weights``, ``final_weight``
     - ``optimal``: ``objective``
 
-    Those in the first three lines take ``objective``, by which they are judged (default: every iterate alike); the others, which are optimal
-    for theirs, take ``tolerance``, the relative gap to reach.
+    Those in the first three lines take ``objective``, by which they are judged (default: every iterate alike); the
+    others, which are optimal for theirs, take ``tolerance``, the relative gap to reach.
 
     >>> design("dp-mf", steps=4)
     <Factorization dp-mf: 4 steps, once, error 6.87414, gap ..., sensitivity 1>
@@ -72,7 +72,7 @@ def names() -> list[str]:
     return list(_MAKERS)
 
 
-# ---- one function a name; its keyword arguments are its options -----------------------------------------------------------
+# ---- one function a name; its keyword arguments are its options --------------------------------------------
 
 Setting = tuple[Workload, Participation]
 
@@ -107,12 +107,8 @@ def _tree(
     return _fixed("tree", Tree, setting, objective, options)
 
 
-def _sqrt_toeplitz(
-    setting: Setting, *, normalized: bool = True, objective: Objective | None = None
-) -> Factorization:
-    return _fixed(
-        "sqrt-toeplitz", SquareRoot, setting, objective, {"normalized": check.flag("normalized", normalized)}
-    )
+def _sqrt_toeplitz(setting: Setting, *, normalized: bool = True, objective: Objective | None = None) -> Factorization:
+    return _fixed("sqrt-toeplitz", SquareRoot, setting, objective, {"normalized": check.flag("normalized", normalized)})
 
 
 def _dp_mf(
@@ -153,7 +149,7 @@ def _damped(
 ) -> Factorization:
     if (learning_rate is None) != (smoothness is None):
         raise ValueError(
-            f"learning_rate = {learning_rate}, smoothness = {smoothness}: damping follows from both together, or from rho"
+            f"learning_rate = {learning_rate}, smoothness = {smoothness}: damping follows from both, or from rho"
         )
     if rho is not None and learning_rate is not None:
         raise ValueError(f"rho = {rho} says what learning_rate and smoothness say too; give one or the other")
@@ -169,7 +165,7 @@ def _damped(
         if final_weight is None:
             final_weight = math.sqrt(setting[0].steps)
             warnings.warn(
-                f"damped without rho, or learning_rate and smoothness: using rho = 1 with final_weight = √steps = {final_weight:.4g}",
+                f"damped without rho, learning_rate or smoothness: rho = 1, final_weight = √steps = {final_weight:.4g}",
                 stacklevel=3,
             )
     final_weight = 1.0 if final_weight is None else final_weight
@@ -280,6 +276,8 @@ def _setting(
     else:
         check.instance("participation", participation, Participation)
         if epochs != 1:
-            raise ValueError(f"epochs = {epochs} and participation = {participation!r} say the same thing twice; give one")
+            raise ValueError(
+                f"epochs = {epochs} and participation = {participation!r} say the same thing twice; give one"
+            )
         participation.classes(workload.steps)  # refuses what does not cover the steps
     return workload, participation

@@ -1,7 +1,8 @@
 """Files that hold values and arrays, and nothing that runs.
 
-A file is in the safetensors format: a JSON header and raw little-endian arrays. Ours adds, in the header's metadata, a format
-name, a version, the content as JSON, and a SHA-256 digest of content and arrays, which is checked before anything is built.
+A file is in the safetensors format: a JSON header and raw little-endian arrays. Ours adds, in the header's metadata,
+a format name, a version, the content as JSON, and a SHA-256 digest of content and arrays, which is checked before
+anything is built.
 """
 
 from __future__ import annotations

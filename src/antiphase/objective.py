@@ -1,7 +1,7 @@
 r"""Which iterates matter: the weight ``Λ`` in the error ``sens(C)²·‖ΛB‖_F²``.
 
-An `Objective` turns a workload into its `root`: a matrix ``M`` with ``MᵀM = W``, so that the error of an encoder ``C`` is
-``sens(C)²·‖M C⁻¹‖_F² = sens(C)²·tr(W X⁻¹)``. Mostly ``M = ΛA``.
+An `Objective` turns a workload into its `root`: a matrix ``M`` with ``MᵀM = W``, so that the error of an encoder
+``C`` is ``sens(C)²·‖M C⁻¹‖_F² = sens(C)²·tr(W X⁻¹)``. Mostly ``M = ΛA``.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ class Average(Objective):
 class Restarts(Objective):
     r"""The paper's ``Λ_τ``: iterates relative to the last restart, restarts relative to the one before (Eq. 9, DP-MF⁺).
 
-    Rows ``t ≡ 0 mod τ`` are ``b_t − b_{t−τ}``, all others ``weight·(b_t − b_{⌊t/τ⌋τ})``; ``weight`` is ``1/√τ`` unless given.
-    ``include_final`` adds the convex theorem's row ``b_{⌊T/τ⌋τ}``. With ``anchor="end"`` the short block comes first, so that
-    the last iterate is a restart and keeps its full weight even if ``τ`` does not divide the number of steps.
+    Rows ``t ≡ 0 mod τ`` are ``b_t − b_{t−τ}``, all others ``weight·(b_t − b_{⌊t/τ⌋τ})``; ``weight`` is ``1/√τ``
+    unless given. ``include_final`` adds the convex theorem's row ``b_{⌊T/τ⌋τ}``. With ``anchor="end"`` the short
+    block comes first, so that the last iterate is a restart and keeps its full weight even if ``τ`` does not divide
+    the number of steps.
     """
 
     tau: int
@@ -119,8 +120,8 @@ class Restarts(Objective):
 class Damped(Objective):
     r"""Iterates whose errors shrink by ``ρ`` a step, as on a quadratic of curvature ``(1 − ρ)/learning rate``.
 
-    The curvature is set so that the factor is ``ρ`` where the learning rate is largest; where a schedule is lower, errors
-    shrink more slowly. For prefix sums ``M`` is ``Toeplitz(ρ^k)``. ``ρ = 1`` is `Average`.
+    The curvature is set so that the factor is ``ρ`` where the learning rate is largest; where a schedule is lower,
+    errors shrink more slowly. For prefix sums ``M`` is ``Toeplitz(ρ^k)``. ``ρ = 1`` is `Average`.
     """
 
     rho: float
@@ -144,10 +145,11 @@ class Damped(Objective):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Curvature(Objective):
-    r"""The exact squared gradient norm on a quadratic: ``W = Σ_h p_h h² M_hᵀ M_h`` over its ``spectrum`` of curvatures ``h``.
+    r"""The exact squared gradient norm on a quadratic: ``W = Σ_h p_h h² M_hᵀ M_h`` over its ``spectrum`` of
+    curvatures ``h``.
 
-    ``learning_rate`` scales the workload's own rates (which are 1 unless given). Curvature-aware noise is due to NoiseCurve
-    (arXiv 2510.05416).
+    ``learning_rate`` scales the workload's own rates (which are 1 unless given). Curvature-aware noise is due to
+    NoiseCurve (arXiv 2510.05416).
     """
 
     spectrum: Any
@@ -163,8 +165,8 @@ class Curvature(Objective):
         rate = check.positive_number("learning_rate", self.learning_rate)
         if rate * spectrum.max() >= 2:
             raise ValueError(
-                f"learning_rate = {rate:g} times the largest curvature {spectrum.max():g} is {rate * spectrum.max():g}: "
-                "gradient descent diverges from 2 on"
+                f"learning_rate = {rate:g} times the largest curvature {spectrum.max():g} is "
+                f"{rate * spectrum.max():g}: gradient descent diverges from 2 on"
             )
         p = np.full(len(spectrum), 1.0) if self.probabilities is None else self.probabilities
         p = check.per_step("probabilities", p, len(spectrum))
@@ -191,7 +193,7 @@ class Curvature(Objective):
         return f"squared gradient over {len(self.spectrum)} curvatures up to {self.spectrum.max():g}" + _words(self)
 
 
-# ---- per-iterate weights, shared by three objectives ------------------------------------------------------------------
+# ---- per-iterate weights, shared by three objectives -------------------------------------------------------
 
 
 def _clean_weights(objective: Any) -> None:
@@ -204,8 +206,8 @@ def _clean_weights(objective: Any) -> None:
     if zero.size:
         i = int(zero[0])
         raise ValueError(
-            f"weights[{i}] = {weights[i]:g}: every iterate needs a positive weight. With all weight on a few iterates, such as "
-            "the last, the best encoder is singular (all noise would wait for the steps that do not count); "
+            f"weights[{i}] = {weights[i]:g}: every iterate needs a positive weight. With all weight on a few iterates, "
+            "such as the last, the best encoder is singular (all noise would wait for the steps that do not count); "
             "mix: use final_weight, or small positive weights"
         )
     object.__setattr__(objective, "weights", weights)

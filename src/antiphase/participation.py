@@ -111,14 +111,15 @@ def min_separation(count: int, apart: int) -> MinSeparation:
 
 
 def from_epochs(steps: int, count: Any) -> Participation:
-    """What ``steps`` and ``epochs`` alone say: once, or fixed order with equal epochs, the last of which may be short."""
+    """What ``steps`` and ``epochs`` alone say: once, or fixed order with equal epochs, the last of which may be
+    short."""
     count = check.whole_number("epochs", count)
     if count == 1:
         return Once()
     every = -(-steps // count)
     if (count - 1) * every >= steps:
         raise ValueError(
-            f"epochs = {count} does not fit steps = {steps}: with {every} steps an epoch there are only {-(-steps // every)}. "
-            "Say participation=epochs(count, every=steps_per_epoch)"
+            f"epochs = {count} does not fit steps = {steps}: with {every} steps an epoch there are only "
+            f"{-(-steps // every)}. Say participation=epochs(count, every=steps_per_epoch)"
         )
     return Epochs(count, every)

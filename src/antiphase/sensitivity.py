@@ -1,8 +1,8 @@
 r"""``sens(C)``: by how much one record can move ``C·G``. The only place that computes it.
 
-A record that takes part in the steps ``π`` with gradients of norm at most 1 moves the output by at most
-``max ‖Σ_{i∈π} C[:, i] u_iᵀ‖_F`` over unit vectors ``u_i``, whose square is ``Σ_{i,i'∈π} X_ii' ⟨u_i, u_i'⟩`` with ``X = CᵀC``. So only the columns of
-``C`` count, through the blocks of ``X`` that the patterns cut out.
+A record that takes part in the steps ``π`` with gradients of norm at most 1 moves the output by at most ``max
+‖Σ_{i∈π} C[:, i] u_iᵀ‖_F`` over unit vectors ``u_i``, whose square is ``Σ_{i,i'∈π} X_ii' ⟨u_i, u_i'⟩`` with ``X =
+CᵀC``. So only the columns of ``C`` count, through the blocks of ``X`` that the patterns cut out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DenseColumns:
 
     @property
     def steps(self) -> int:
-        return self._encoder.shape[1]
+        return int(self._encoder.shape[1])
 
     def squared_norms(self) -> Array:
         norms: Array = np.einsum("ij,ij->j", self._encoder, self._encoder)
@@ -53,7 +53,8 @@ class DenseColumns:
 
 
 def sensitivity(encoder: Any, participation: Participation) -> float:
-    r"""L2 sensitivity of the encoder (an array, or its `Columns`), for records that take part as ``participation`` allows.
+    r"""L2 sensitivity of the encoder (an array, or its `Columns`), for records that take part as ``participation``
+    allows.
 
     Guarantee: never below the true value, for gradients that are vectors of any dimension; equal to it where
     `is_exact` says so.   [G1]
@@ -77,15 +78,18 @@ def sensitivity(encoder: Any, participation: Participation) -> float:
     raise TypeError(f"participation = {participation!r}: no sensitivity is known for a {type(participation).__name__}")
 
 
-def is_exact(encoder: Any, participation: Participation) -> bool:
-    """Whether `sensitivity` is known to be attained, not only an upper bound.
+def is_exact(encoder: Any, participation: Participation, tolerance: float = 1e-9) -> bool:
+    """Whether `sensitivity` is known to be attained (to within a relative ``tolerance``), not only an upper bound.
 
-    So it is for one participation; in a fixed order, where no two columns of a pattern have a negative inner product; for a minimum
-    separation, where columns that far apart are orthogonal.   [G2]
+    So it is for one participation; in a fixed order, where equal gradients attain it, that is where no two columns of
+    the worst pattern have a (more than negligibly) negative inner product; for a minimum separation, where columns
+    that far apart are orthogonal.   [G2]
     """
     columns = _columns(encoder)
     if isinstance(participation, Epochs):
-        return all((columns.gram(pattern) >= 0).all() for pattern in participation.classes(columns.steps))
+        patterns = participation.classes(columns.steps)
+        attained = math.sqrt(max(float(columns.gram(pattern).sum()) for pattern in patterns))
+        return attained >= (1 - tolerance) * sensitivity(columns, participation)
     if isinstance(participation, MinSeparation) and participation.count > 1:
         gram = columns.gram(np.arange(columns.steps))
         return not np.triu(gram, participation.apart).any()
@@ -99,8 +103,8 @@ def _columns(encoder: Any) -> Columns:
 def _min_separation_bound(columns: Columns, participation: MinSeparation) -> float:
     r"""``max_π Σ_{i∈π} u_i`` with ``u_i = max_{π∋i} Σ_{i'∈π} |X_ii'|``: each maximum by dynamic programming.
 
-    Never below ``max_π Σ_{i,i'∈π} |X_ii'|``, since each term of the outer sum takes its own best pattern; equal to it where
-    columns ``apart`` or more steps apart are orthogonal.
+    Never below ``max_π Σ_{i,i'∈π} |X_ii'|``, since each term of the outer sum takes its own best pattern; equal to it
+    where columns ``apart`` or more steps apart are orthogonal.
     """
     count, apart = participation.count, participation.apart
     norms = columns.squared_norms()
@@ -118,7 +122,8 @@ def _min_separation_bound(columns: Columns, participation: MinSeparation) -> flo
 
 
 def _best_sums(weights: Array, count: int, apart: int) -> Array:
-    """``out[c, i]``: the largest sum of ``weights[i, j]`` over at most c steps j ≤ i − apart, mutually ``apart`` apart."""
+    """``out[c, i]``: the largest sum of ``weights[i, j]`` over at most c steps j ≤ i − apart, mutually ``apart``
+    apart."""
     steps = len(weights)
     out = np.zeros((count + 1, steps))
     best = np.zeros_like(weights)

@@ -1,7 +1,7 @@
 r"""What a linear optimizer does with gradients: the workload ``A``.
 
-Iterates are ``x_t = x_0 − Σ_j A[t, j] g_j``. Row ``t`` (counted from 1) belongs to the iterate after step ``t``, and the
-gradient of step ``j`` is taken at ``x_{j−1}`` (paper, §3).
+Iterates are ``x_t = x_0 − Σ_j A[t, j] g_j``. Row ``t`` (counted from 1) belongs to the iterate after step ``t``, and
+the gradient of step ``j`` is taken at ``x_{j−1}`` (paper, §3).
 
 Every optimizer of this class is a short recurrence ``P u = N g`` with banded lower-triangular ``P`` and ``N``, so
 ``A = P⁻¹ N`` is applied and inverted in O(T) and never needs to be formed.
@@ -49,7 +49,7 @@ class Workload(Value):
     ema: float | None = None
     tail_start: int | None = None
 
-    # ---- building one -------------------------------------------------------------------------------------------
+    # ---- building one --------------------------------------------------------------------------------------
 
     @classmethod
     def sgd(
@@ -70,9 +70,7 @@ class Workload(Value):
         """
         steps = check.whole_number("steps", steps)
         rates = check.per_step("learning_rates", learning_rates, steps)
-        return cls(
-            steps, rates, momentum, dampening, nesterov, weight_decay, delay
-        )  # checked in __post_init__
+        return cls(steps, rates, momentum, dampening, nesterov, weight_decay, delay)  # checked in __post_init__
 
     @classmethod
     def from_matrix(cls, matrix: Any) -> Workload:
@@ -81,11 +79,13 @@ class Workload(Value):
         return cls(len(matrix), matrix=matrix)
 
     def with_ema(self, decay: float) -> Workload:
-        """The exponential moving average ``y_t = decay·y_{t−1} + (1 − decay)·x_t`` of the iterates, from ``y_0 = x_0``."""
+        """The exponential moving average ``y_t = decay·y_{t−1} + (1 − decay)·x_t`` of the iterates, from ``y_0 =
+        x_0``."""
         return replace(self, ema=decay)
 
     def with_tail_average(self, start: int) -> Workload:
-        """The running mean of the iterates ``x_start … x_t`` (steps counted from 1); before ``start``, the iterate itself."""
+        """The running mean of the iterates ``x_start … x_t`` (steps counted from 1); before ``start``, the iterate
+        itself."""
         return replace(self, tail_start=start)
 
     def with_curvature(self, curvature: float) -> Workload:
@@ -149,7 +149,13 @@ class Workload(Value):
 
     def _check_matrix(self) -> None:
         assert self.matrix is not None
-        if (self.momentum, self.dampening, self.nesterov, self.weight_decay, self.delay) != (0, 0, False, 0, 0):
+        if (self.momentum, self.dampening, self.nesterov, self.weight_decay, self.delay) != (
+            0,
+            0,
+            False,
+            0,
+            0,
+        ):
             raise TypeError("a matrix workload takes no momentum, dampening, nesterov, weight_decay or delay")
         if self.matrix.shape != (self.steps, self.steps):
             raise ValueError(f"matrix has shape {self.matrix.shape}; a workload is square, one row and column a step")
@@ -171,14 +177,12 @@ class Workload(Value):
                     "be told apart from the iterates"
                 )
 
-    # ---- what it is ---------------------------------------------------------------------------------------------
+    # ---- what it is ----------------------------------------------------------------------------------------
 
     @property
     def is_plain_sgd(self) -> bool:
         """Prefix sums up to learning rates and a delay: ``A = S·diag(rates)``, shifted by the delay."""
-        return self.matrix is None and not (
-            self.momentum or self.weight_decay or self.curvature or self.averages
-        )
+        return self.matrix is None and not (self.momentum or self.weight_decay or self.curvature or self.averages)
 
     @property
     def averages(self) -> bool:
@@ -188,7 +192,7 @@ class Workload(Value):
     def idle(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """The steps whose gradient moves no iterate (a rate of 0, the end of a delay): zero columns of ``A``."""
         if self.matrix is not None:
-            return ~self.matrix.any(axis=0)
+            return ~np.asarray(self.matrix.any(axis=0))
         assert self.learning_rates is not None
         idle = np.ones(self.steps, dtype=bool)
         idle[: self.steps - self.delay] = self.learning_rates[self.delay :] == 0
@@ -228,14 +232,15 @@ class Workload(Value):
             words.append(f"mean of iterates from {self.tail_start}")
         return ", ".join(words)
 
-    # ---- the recurrence -----------------------------------------------------------------------------------------
+    # ---- the recurrence ------------------------------------------------------------------------------------
 
     @cached_property
     def bands(self) -> tuple[Array, Array] | None:
-        r"""``(P, N)`` with ``P u = N Z^delay g``, or None for a matrix. Column ``i`` multiplies the value ``i`` steps back.
+        r"""``(P, N)`` with ``P u = N Z^delay g``, or None for a matrix. Column ``i`` multiplies the value ``i`` steps
+        back.
 
-        From torch's ``buf_t = μ buf_{t−1} + c_t g'_t``, ``g'_t = g_t − λ u_{t−1}``, ``u_t = u_{t−1} + η_t d_t`` with the buffer
-        eliminated, ``r_t = η_t/η_{t−1}``. Nesterov's ``d_t = g'_t + μ buf_t`` leaves a first-order ``N``.
+        From torch's ``buf_t = μ buf_{t−1} + c_t g'_t``, ``g'_t = g_t − λ u_{t−1}``, ``u_t = u_{t−1} + η_t d_t`` with
+        the buffer eliminated, ``r_t = η_t/η_{t−1}``. Nesterov's ``d_t = g'_t + μ buf_t`` leaves a first-order ``N``.
         """
         if self.matrix is not None:
             return None
@@ -307,9 +312,7 @@ class Workload(Value):
             return self.matrix
         shifted = np.zeros_like(self.matrix)
         shifted[:, :-1] = self.matrix[:, 1:]  # A Z: the gradient of step j reacts to iterate j − 1
-        damped: Array = solve_triangular(
-            np.eye(self.steps) + self.curvature * shifted, self.matrix, lower=True
-        )
+        damped: Array = solve_triangular(np.eye(self.steps) + self.curvature * shifted, self.matrix, lower=True)
         return damped
 
     def _rows(self, name: str, value: Any) -> Array:
@@ -319,7 +322,7 @@ class Workload(Value):
         return array
 
 
-# ---- lower-banded matrices: bands[t, i] multiplies entry t − i -----------------------------------------------------
+# ---- lower-banded matrices: bands[t, i] multiplies entry t − i ---------------------------------------------
 
 
 def _shift_rows(rows: Array, by: int) -> Array:

@@ -25,9 +25,11 @@ from antiphase.workload import Workload
 class Factorization(ABC):
     """``A = B C`` with a lower-triangular encoder ``C``; training adds ``sens(C)·C⁻¹Z`` to the clipped gradients.
 
-    Every figure is computed from the encoder itself when it is first asked for, never taken from whoever made or stored it.
+    Every figure is computed from the encoder itself when it is first asked for, never taken from whoever made or
+    stored it.
 
-    Guarantee: ``encoder()`` is lower triangular with a positive diagonal, ``decoder() @ encoder()`` is the workload.   [G3]
+    Guarantee: ``encoder()`` is lower triangular with a positive diagonal, ``decoder() @ encoder()`` is the workload.
+    [G3]
     Guarantee: ``lower_bound <= error`` and no factorization of this workload, objective and participation has an
     error below ``lower_bound``.   [G5]
     """
@@ -45,7 +47,7 @@ class Factorization(ABC):
         super().__init_subclass__(**kwargs)
         Factorization._kinds[cls.__name__] = cls
 
-    # ---- what a way to factor says of itself --------------------------------------------------------------------
+    # ---- what a way to factor says of itself ---------------------------------------------------------------
 
     @abstractmethod
     def _build_encoder(self) -> Array:
@@ -62,7 +64,7 @@ class Factorization(ABC):
     def _columns(self) -> Columns:
         return DenseColumns(self.encoder())
 
-    # ---- how good it is -----------------------------------------------------------------------------------------
+    # ---- how good it is ------------------------------------------------------------------------------------
 
     @property
     def steps(self) -> int:
@@ -81,13 +83,14 @@ class Factorization(ABC):
 
     @cached_property
     def error(self) -> float:
-        """``sens(C)²·‖ΛB‖_F²``: the expected squared noise, summed over the weighted iterates, at noise multiplier 1."""
+        """``sens(C)²·‖ΛB‖_F²``: the expected squared noise, summed over the weighted iterates, at noise multiplier
+        1."""
         return self.error_under(self.objective)
 
     @cached_property
     def lower_bound(self) -> float:
-        """A certified bound: the error of no factorization is below it. For those not designed to be optimal it is computed when
-        first asked for, by solving for the optimum."""
+        """A certified bound: the error of no factorization is below it. For those not designed to be optimal it is
+        computed when first asked for, by solving for the optimum."""
         if self.bound is not None:
             return self.bound
         from antiphase.factorization.optimal import optimal  # the optimum is a Factorization too
@@ -119,7 +122,7 @@ class Factorization(ABC):
         squared: Array = np.einsum("ij,ij->j", rows, rows)
         return squared
 
-    # ---- the matrices -------------------------------------------------------------------------------------------
+    # ---- the matrices --------------------------------------------------------------------------------------
 
     @cached_property
     def _encoder(self) -> Array:
@@ -142,7 +145,7 @@ class Factorization(ABC):
         inverse: Array = solve_triangular(self.encoder(), np.eye(self.steps), lower=True)
         return inverse
 
-    # ---- files, and words ---------------------------------------------------------------------------------------
+    # ---- files, and words ----------------------------------------------------------------------------------
 
     def _content(self) -> dict[str, Any]:
         return {
@@ -162,13 +165,17 @@ class Factorization(ABC):
         return files.write(path, self._content())
 
     def __repr__(self) -> str:
-        options = "".join(f" {name}={value}" for name, value in self.options.items() if np.isscalar(value))
+        options = "".join(
+            f" {name}={value!s}" for name, value in self.options.items() if isinstance(value, int | float | str)
+        )
         words = [f"{self.name}{options}: {self.steps} steps, {self.participation.describe()}"]
         if self.workload.describe() != "sgd":
             words.append(self.workload.describe())
         words.append(f"error {self.error:.6g}")
         if "lower_bound" in self.__dict__ or self.bound is not None:
-            words.append(f"gap {self.gap:.1e}" if self.gap < 0.1 else f"{self.error / self.lower_bound:.3g} × the optimum")
+            words.append(
+                f"gap {self.gap:.1e}" if self.gap < 0.1 else f"{self.error / self.lower_bound:.3g} × the optimum"
+            )
         words.append(f"sensitivity {self.sensitivity:.6g}")
         return f"<Factorization {', '.join(words)}>"
 
@@ -176,8 +183,8 @@ class Factorization(ABC):
 def load(path: str | os.PathLike[str]) -> Factorization:
     """The factorization that `Factorization.save` wrote.
 
-    Guarantee: nothing in the file is executed; a damaged or altered file raises `FileFormatError`; the sensitivity is that of
-    the encoder in the file, not one that the file claims.   [G6]
+    Guarantee: nothing in the file is executed; a damaged or altered file raises `FileFormatError`; the sensitivity is
+    that of the encoder in the file, not one that the file claims.   [G6]
     """
     content = files.read(path)
     if content.get("what") != "factorization":
@@ -204,8 +211,8 @@ def refuse_if_too_large(steps: int, copies: int = 3) -> None:
     needed, free = copies * 8 * steps**2, _free_memory()
     if needed > free:
         raise TooLargeError(
-            f"steps = {steps}: a dense {steps} × {steps} array and its working copies need {needed / 2**30:.0f} GiB, and "
-            f"{free / 2**30:.0f} GiB are free. Use fewer steps or a form that needs no dense matrix"
+            f"steps = {steps}: a dense {steps} × {steps} array and its working copies need {needed / 2**30:.0f} GiB, "
+            f"and {free / 2**30:.0f} GiB are free. Use fewer steps or a form that needs no dense matrix"
         )
 
 

@@ -1,6 +1,8 @@
-r"""DP-MF⁺ for one participation: ``Λ_τ S`` is block diagonal, so an independent τ-step mechanism restarts every τ steps.
+r"""DP-MF⁺ for one participation: ``Λ_τ S`` is block diagonal, so an independent τ-step mechanism restarts every τ
+steps.
 
-One problem of size τ is solved, and its encoder repeated; blocks that differ (a schedule, a short last block) are solved once each.
+One problem of size τ is solved, and its encoder repeated; blocks that differ (a schedule, a short last block) are
+solved once each.
 """
 
 from __future__ import annotations
@@ -125,7 +127,8 @@ def decouples(workload: Workload, objective: Objective) -> bool:
 def block_roots(workload: Workload, objective: Restarts) -> list[Array]:
     """The diagonal blocks of ``Λ_τ A``: a stretch's rows, by the columns of the gradients that arrive in it.
 
-    With a delay ``d`` these are ``d`` earlier. The last ``d`` gradients never arrive: a block of zero columns of its own.
+    With a delay ``d`` these are ``d`` earlier. The last ``d`` gradients never arrive: a block of zero columns of its
+    own.
     """
     assert workload.learning_rates is not None
     delay, roots = workload.delay, []
@@ -165,5 +168,12 @@ def block_optimum(
         sequence.append(solved[key][0])
         bound += solved[key][1]
     return Blocks(
-        name, workload, objective, participation, tuple(distinct), tuple(sequence), options=options, bound=bound
+        name,
+        workload,
+        objective,
+        participation,
+        tuple(distinct),
+        tuple(sequence),
+        options=options,
+        bound=bound,
     )

@@ -1,8 +1,8 @@
 r"""The optimum as a dense encoder: any workload, any objective, any participation; O(T³) an iteration.
 
-Steps that move no iterate are left out of the problem and get independent noise. For a minimum separation the optimum itself is not known:
-the bound is that of evenly spaced participations (a special case), and the encoder the best of a few candidates, judged by the safe
-sensitivity; the gap says how good that is.
+Steps that move no iterate are left out of the problem and get independent noise. For a minimum separation the optimum
+itself is not known: the bound is that of evenly spaced participations (a special case), and the encoder the best of a
+few candidates, judged by the safe sensitivity; the gap says how good that is.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def optimal_encoder(
 ) -> tuple[Array, float]:
     """The optimal lower-triangular ``C`` for ``W = rootᵀroot``, and the certified lower bound.
 
-    Zero columns of ``root`` are idle steps. In a class of their own they get the whole budget (independent noise of full
-    scale, as if alone); beside live steps, a sliver of it, since their noise moves nothing.
+    Zero columns of ``root`` are idle steps. In a class of their own they get the whole budget (independent noise of
+    full scale, as if alone); beside live steps, a sliver of it, since their noise moves nothing.
     """
     steps = root.shape[1]
     live = np.flatnonzero(root.any(axis=0))
@@ -107,24 +107,26 @@ def optimal_encoder(
 
 
 def reversed_cholesky(factor: Array) -> Array:
-    """The lower-triangular ``C`` with ``CᵀC = YᵀY`` and a positive diagonal, from ``Y`` (by QR, not through the Gram matrix)."""
+    """The lower-triangular ``C`` with ``CᵀC = YᵀY`` and a positive diagonal, from ``Y`` (by QR, not through the Gram
+    matrix)."""
     # PRIVACY: CᵀC = X, so columns carry the sensitivity; hence the reversed factor. cholesky(X) has CCᵀ = X,
     # whose columns are not of unit norm.   [G1]
-    R = np.linalg.qr(factor[:, ::-1], mode="r")
-    R *= np.where(np.diagonal(R) < 0, -1.0, 1.0)[:, None]
+    R = np.asarray(np.linalg.qr(factor[:, ::-1], mode="r"))
+    R = R * np.where(np.diagonal(R) < 0, -1.0, 1.0)[:, None]
     return np.tril(R[::-1, ::-1])
 
 
 def _banded(encoder: Array, bands: int) -> Array:
     """The first ``bands`` diagonals, columns scaled back to their norms: steps ``bands`` apart become orthogonal."""
     banded = np.triu(encoder, 1 - bands)
-    return banded * (np.linalg.norm(encoder, axis=0) / np.linalg.norm(banded, axis=0))
+    scaled: Array = banded * (np.linalg.norm(encoder, axis=0) / np.linalg.norm(banded, axis=0))
+    return scaled
 
 
 def _refuse_degenerate(root: Array) -> None:
-    singular = np.linalg.svd(root, compute_uv=False) if len(root) >= root.shape[1] else np.zeros(1)
-    if singular[-1] <= 1e-14 * singular[0]:
+    unit = root / np.linalg.norm(root, axis=0)  # small columns (a rate near 0) are no defect
+    if len(root) < root.shape[1] or np.linalg.svd(unit, compute_uv=False)[-1] <= 1e-14:
         raise ValueError(
-            "the objective does not see every gradient (its weights leave some direction of the noise free), so the best encoder "
-            "is singular. Put a positive weight on every iterate"
+            "the objective does not see every gradient (its weights leave some direction of the noise free), so the "
+            "best encoder is singular. Put a positive weight on every iterate"
         )

@@ -1,7 +1,7 @@
 r"""The certified optimum: ``min tr(W X⁻¹)`` over the Gram matrices ``X = CᵀC`` of sensitivity 1.
 
-The steps fall into classes (one step each for a single participation; the steps of one position within the epoch for several).
-The dual has one positive definite matrix ``V_j`` with constant diagonal ``m_j`` for each class:
+The steps fall into classes (one step each for a single participation; the steps of one position within the epoch for
+several). The dual has one positive definite matrix ``V_j`` with constant diagonal ``m_j`` for each class:
 
     g(V) = 2 tr((M V Mᵀ)^½) − Σ m_j,      X(V) = Mᵀ(M V Mᵀ)^-½ M,      lower bound (tr X V)² / Σ m_j
 
@@ -9,8 +9,8 @@ The minorant of ``tr((M V Mᵀ)^½)`` at the current point, a nuclear norm, is m
 
     Q_j = X_j V_j X_j,      V_j ← (Σ_i √(Q_j)_ii)² · corr(Q_j)
 
-which never lowers the bound. Anderson's extrapolation is tried first and kept only if the bound rises: affine combinations keep the
-diagonals constant, so all that can go wrong is definiteness, which the Cholesky factor notices.
+which never lowers the bound. Anderson's extrapolation is tried first and kept only if the bound rises: affine
+combinations keep the diagonals constant, so all that can go wrong is definiteness, which the Cholesky factor notices.
 """
 
 from __future__ import annotations
@@ -59,12 +59,14 @@ def solve(
     iterations: int = 500,
     progress: Progress | None = None,
 ) -> Optimum:
-    """The optimum for ``W = rootᵀroot``, whose columns are partitioned into ``classes``, to a relative gap of ``tolerance``.
+    """The optimum for ``W = rootᵀroot``, whose columns are partitioned into ``classes``, to a relative gap of
+    ``tolerance``.
 
-    Guarantee: `Optimum.lower_bound` holds whether or not the iteration converged; `Optimum.gap` says how far it got.   [G5]
+    Guarantee: `Optimum.lower_bound` holds whether or not the iteration converged; `Optimum.gap` says how far it got.
+    [G5]
     """
     if root.shape[0] > root.shape[1]:
-        root = np.linalg.qr(root, mode="r")
+        root = np.asarray(np.linalg.qr(root, mode="r"))
     sizes = sorted({len(c) for c in classes})
     groups = [np.array([c for c in classes if len(c) == size]) for size in sizes]
     start = [np.tile(0.8 * np.eye(g.shape[1]) + 0.2, (len(g), 1, 1)) for g in groups]
@@ -118,7 +120,8 @@ def _evaluate(root: Array, groups: list[Indices], V: list[Array]) -> _Point:
 
 
 def _plain_step(point: _Point) -> list[Array]:
-    """The maximiser of the minorant, scaled so that the diagonals ``m_j`` have mean 1 (the bound does not see scale)."""
+    """The maximiser of the minorant, scaled so that the diagonals ``m_j`` have mean 1 (the bound does not see
+    scale)."""
     out = []
     for v, x in zip(point.V, point.X, strict=True):
         Q = x @ v @ x

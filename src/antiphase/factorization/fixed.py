@@ -28,8 +28,8 @@ class Anti(Factorization):
     def __post_init__(self) -> None:
         if self.workload.idle.any() or (np.diagonal(self.workload.dense()) <= 0).any():
             raise ValueError(
-                f"anti-pgd has C = A, and the workload ({self.workload.describe()}) has steps that do not move their own "
-                "iterate; choose another mechanism, or a workload without delays and zero rates"
+                f"anti-pgd has C = A, and the workload ({self.workload.describe()}) has steps that do not move their "
+                "own iterate; choose another mechanism, or a workload without delays and zero rates"
             )
 
     def _build_encoder(self) -> Array:

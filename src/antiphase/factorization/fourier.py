@@ -1,7 +1,7 @@
 r"""DP-Fourier: the absolute value of the prefix sums, by way of a circulant matrix (Choquette-Choo et al. 2022).
 
-``S`` is the leading T × T block of the 2T × 2T circulant with first column ``(1, …, 1, 0, …, 0)``. The Gram matrix is the same block
-of that circulant's absolute value: Toeplitz, constant on the diagonal, and positive definite.
+``S`` is the leading T × T block of the 2T × 2T circulant with first column ``(1, …, 1, 0, …, 0)``. The Gram matrix is
+the same block of that circulant's absolute value: Toeplitz, constant on the diagonal, and positive definite.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from antiphase.factorization.base import Factorization
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fourier(Factorization):
-    """The lower-triangular ``C`` whose Gram matrix is the absolute circulant's leading block, with columns of norm 1."""
+    """The lower-triangular ``C`` whose Gram matrix is the absolute circulant's leading block, with columns of norm
+    1."""
 
     def _build_encoder(self) -> Array:
         first = np.concatenate([np.ones(self.steps), np.zeros(self.steps)])

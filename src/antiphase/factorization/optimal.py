@@ -1,8 +1,10 @@
-"""The certified optimum for a workload, an objective and a participation: the cheapest way that applies, and the cache."""
+"""The certified optimum for a workload, an objective and a participation: the cheapest way that applies, and the
+cache."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -50,11 +52,15 @@ def optimal(
     began = time.perf_counter()
     solve: Any = block_optimum if blocks else dense_optimum
     found: Factorization = solve(
-        name, workload, objective, participation, options=options or {}, tolerance=tolerance, progress=progress
+        name,
+        workload,
+        objective,
+        participation,
+        options=options or {},
+        tolerance=tolerance,
+        progress=progress,
     )
     if path is not None and time.perf_counter() - began > WORTH_KEEPING:
-        try:
+        with suppress(OSError):  # a full disk costs time next time, nothing else
             found.save(path)
-        except OSError:
-            pass  # a full disk costs time next time, nothing else
     return found

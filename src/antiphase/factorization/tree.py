@@ -1,9 +1,11 @@
-r"""Tree aggregation (DP-FTRL): noise on the nodes of a binary tree over the steps, and three ways to read prefix sums off it.
+r"""Tree aggregation (DP-FTRL): noise on the nodes of a binary tree over the steps, and three ways to read prefix sums
+off it.
 
-``H`` has a row for each dyadic stretch of steps that ends by step T. An estimator is a matrix ``B`` with ``B H = S``: the nodes in the binary
-expansion of t (plain); each of these combined with its own subtree (online, Honaker); the least-squares estimate from all nodes
-(full). None of these is square; all that an observer sees is ``S G + BZ``, and the same law comes from the square lower-triangular ``B' =
-chol(BBᵀ)`` and ``C' = B'⁻¹S``. So ``sens(C') ≤ sens(H)``, with equality for the full estimator.
+``H`` has a row for each dyadic stretch of steps that ends by step T. An estimator is a matrix ``B`` with ``B H = S``:
+the nodes in the binary expansion of t (plain); each of these combined with its own subtree (online, Honaker); the
+least-squares estimate from all nodes (full). None of these is square; all that an observer sees is ``S G + BZ``, and
+the same law comes from the square lower-triangular ``B' = chol(BBᵀ)`` and ``C' = B'⁻¹S``. So ``sens(C') ≤ sens(H)``,
+with equality for the full estimator.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ SENSITIVITIES = ("square", "nodes")
 class Tree(Factorization):
     """The square form of a tree mechanism; options ``estimator`` and ``sensitivity``.
 
-    ``sensitivity="nodes"`` charges for the tree's nodes as the literature does: never less than the encoder's own, and the same
-    output noise.
+    ``sensitivity="nodes"`` charges for the tree's nodes as the literature does: never less than the encoder's own,
+    and the same output noise.
     """
 
     def _build_encoder(self) -> Array:
@@ -37,8 +39,8 @@ class Tree(Factorization):
             return reversed_cholesky(_node_matrix(nodes, self.steps))
         B = _estimator(nodes, self.steps, honaker=self.options["estimator"] == "online")
         S = np.tril(np.ones((self.steps, self.steps)))
-        square = np.linalg.qr(B.T, mode="r").T  # B'B'ᵀ = BBᵀ, lower triangular
-        square *= np.where(np.diagonal(square) < 0, -1.0, 1.0)
+        square = np.asarray(np.linalg.qr(B.T, mode="r")).T  # B'B'ᵀ = BBᵀ, lower triangular
+        square = square * np.where(np.diagonal(square) < 0, -1.0, 1.0)
         return np.tril(solve_triangular(square, S, lower=True))
 
     @cached_property
@@ -48,6 +50,10 @@ class Tree(Factorization):
             nodes = _node_matrix(tree_nodes(self.steps), self.steps)
             return max(own, sensitivity(nodes, self.participation))
         return own
+
+    @cached_property
+    def sensitivity_is_exact(self) -> bool:
+        return self.sensitivity == sensitivity(self._columns(), self.participation) and super().sensitivity_is_exact
 
 
 def tree_nodes(steps: int) -> list[tuple[int, int]]:

@@ -1,0 +1,1 @@
+"""Speeds, as ratios within one run: machines differ, and noisy ones differ from themselves."""

@@ -1,0 +1,1 @@
+"""Figures. Nothing here is imported by the rest of the library."""

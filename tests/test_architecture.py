@@ -1,0 +1,80 @@
+"""The shape of the code: who may import whom, and that every promise is kept somewhere."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "antiphase"
+
+# From left to right, as in docs/architecture.md: a module may import what stands before it, never what stands after.
+ORDER = [
+    "errors", "_checks", "values", "files", "cache", "workload", "objective", "participation", "sensitivity",
+    "factorization", "design", "report", "studies",
+]  # fmt: skip
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_dependencies_point_left(path):
+    own = path.relative_to(SOURCE).with_suffix("").parts[0]
+    for name in imported(path):
+        parts = name.split(".")
+        assert parts[0] != "torch" or own in ("torch", "federated"), f"{path} imports torch"
+        if parts[0] == "antiphase" and len(parts) > 1 and parts[1] in ORDER and own != "__init__":
+            assert ORDER.index(parts[1]) <= ORDER.index(own), f"{path} imports {name}"
+
+
+def test_importing_antiphase_imports_no_torch_and_no_figures():
+    code = "import sys, antiphase; print(sorted(m for m in ('torch', 'matplotlib', 'rich') if m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_every_promise_in_the_code_is_in_the_guarantees_and_the_other_way_round():
+    listed = (ROOT / "docs" / "guarantees.md").read_text()
+    promised = set(re.findall(r"^\| (G\d+) ", listed, re.MULTILINE))
+    claimed = {g for path in SOURCE.rglob("*.py") for g in re.findall(r"\[(G\d+)\]", path.read_text())}
+    assert claimed == promised
+
+
+def test_every_test_that_the_guarantees_name_exists():
+    listed = (ROOT / "docs" / "guarantees.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", listed)
+    assert len(named) >= 6
+    for file, function in named:
+        assert f"def {function}(" in (ROOT / file).read_text(), f"{file}::{function}"
+    for file in re.findall(r"`(src/[\w/]+\.py)`", listed):
+        assert (ROOT / file).exists(), file
+
+
+def test_every_line_that_privacy_rests_on_names_its_guarantee():
+    for path in SOURCE.rglob("*.py"):
+        lines = path.read_text().splitlines()
+        for i, line in enumerate(lines):
+            if "# PRIVACY:" in line:
+                comment = line
+                while i + 1 < len(lines) and lines[i + 1].lstrip().startswith("#"):
+                    i += 1
+                    comment += lines[i]
+                assert re.search(r"\[G\d+\]", comment), f"{path}: {line.strip()}"
+
+
+def test_the_repository_speaks_of_the_project_alone():
+    """No paths of a machine, no hosts of package registries."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in tracked:
+        if name != "LICENSE" and Path(name) != Path(__file__).relative_to(ROOT):
+            text = (ROOT / name).read_text(errors="ignore")
+            assert not re.search(r"/root/|/work/|/opt/|pypi\.org|npmjs|pythonhosted", text), name

@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+
+from antiphase import epochs, min_separation, once
+from antiphase.participation import Participation
+from antiphase.sensitivity import is_exact, sensitivity
+from tests import brute
+
+
+def random_case(rng):
+    """A random lower-triangular encoder (signed, some none negative, some repelling) and a participation."""
+    steps = int(rng.integers(1, 9))
+    C = np.tril(rng.normal(size=(steps, steps)))
+    if rng.random() < 0.25:
+        C = np.abs(C)
+    elif rng.random() < 0.25:  # every pair repels: here vectors reach more than signs do
+        X = np.eye(steps) - rng.uniform(0.5, 0.95) / max(steps - 1, 1) * (1 - np.eye(steps))
+        C = np.linalg.cholesky(X).T[::-1, ::-1] * rng.uniform(0.8, 1.2, size=steps)
+    if rng.random() < 0.25:
+        C = np.triu(C, -int(rng.integers(1, 4)) + 1)
+    every, count = int(rng.integers(1, steps + 1)), int(rng.integers(1, 5))
+    kinds = [once(), epochs(-(-steps // every), every), min_separation(count, every)]
+    return C, kinds[rng.integers(3)]
+
+
+def shortfall(cases, compute=sensitivity, seed=1):
+    """The worst relative shortfall below brute force, and the worst error where exactness is claimed."""
+    rng = np.random.default_rng(seed)
+    below = wrong = 0.0
+    claims = 0
+    for _ in range(cases):
+        C, participation = random_case(rng)
+        true = brute.sensitivity(C, participation, rng)
+        ours = compute(C, participation)
+        below = max(below, 1 - ours / true)
+        if is_exact(C, participation, tolerance=1e-13):
+            claims += 1
+            wrong = max(wrong, abs(ours / true - 1))
+    return below, wrong, claims
+
+
+def test_never_below_brute_force():
+    below, wrong, claims = shortfall(150)
+    assert below <= 1e-12
+    assert wrong <= 1e-12
+    assert claims >= 50
+
+
+def test_signs_alone_would_be_too_small():
+    """For X = I − 0.4(11ᵀ − I) signs reach 3.8, vectors at 120° reach 4.2, and Σ|X| is 5.4."""
+    X = np.eye(3) * 1.4 - 0.4
+    C = np.linalg.cholesky(X[::-1, ::-1]).T[::-1, ::-1]
+    participation, rng = epochs(3, every=1), np.random.default_rng(0)
+    assert brute.best_signs(C.T @ C) == pytest.approx(3.8)
+    assert brute.best_vectors(C.T @ C, rng) == pytest.approx(4.2)
+    assert sensitivity(C, participation) ** 2 == pytest.approx(5.4)
+    assert not is_exact(C, participation)
+
+    def signs_only(C, participation):
+        return brute.sensitivity(C, participation, rng, vectors=False)
+
+    assert shortfall(150, signs_only)[0] > 1e-3, "the check must notice a maximum over signs only"
+
+
+def test_the_transposed_factor_is_noticed():
+    """cholesky(X) has the Gram matrix of rows, not of columns: its sensitivity is not that of X."""
+    assert shortfall(150, lambda C, p: sensitivity(C.T, p))[0] > 1e-3
+
+
+def test_once_is_the_largest_column_norm():
+    C = np.array([[3.0, 0.0], [4.0, 2.0]])
+    assert sensitivity(C, once()) == 5.0
+
+
+def test_a_minimum_separation_costs_at_least_a_fixed_order():
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        C = np.tril(rng.normal(size=(12, 12)))
+        assert sensitivity(C, min_separation(3, 4)) >= sensitivity(C, epochs(3, 4)) * (1 - 1e-12)
+
+
+def test_few_bands_make_a_minimum_separation_exact():
+    rng = np.random.default_rng(3)
+    C = np.triu(np.tril(rng.normal(size=(9, 9))), -2)  # three bands
+    assert is_exact(C, min_separation(3, 3))
+    assert not is_exact(C, min_separation(3, 2))
+    assert sensitivity(C, min_separation(3, 3)) == pytest.approx(brute.sensitivity(C, min_separation(3, 3), rng))
+
+
+def test_encoders_may_have_more_rows_than_columns():
+    H = np.array([[1.0, 0], [0, 1], [1, 1]])
+    assert sensitivity(H, once()) == pytest.approx(np.sqrt(2))
+
+
+class Unheard(Participation):
+    def classes(self, steps):
+        return []
+
+    def describe(self):
+        return "?"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: sensitivity([[1.0, np.nan]], once()), r"encoder\[0, 1\] = nan"),
+        (lambda: sensitivity([1.0], once()), "encoder has shape"),
+        (lambda: sensitivity(np.zeros((1, 0)), once()), "no columns"),
+        (lambda: sensitivity("C", once()), "encoder = 'C'"),
+        (lambda: sensitivity(np.eye(2), "once"), "participation = 'once'"),
+        (lambda: sensitivity(np.eye(5), epochs(2, 2)), "covers 4 of 5 steps"),
+        (lambda: sensitivity(np.eye(2), Unheard()), "no sensitivity is known"),
+    ],
+)
+def test_bad_input_is_named(call, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        call()
