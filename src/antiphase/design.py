@@ -10,12 +10,13 @@ from typing import Any
 
 from antiphase import _checks as check
 from antiphase.factorization.base import Factorization
+from antiphase.factorization.dense import Dense
 from antiphase.factorization.dual import Progress
-from antiphase.factorization.fixed import Anti, Chess, Identity
-from antiphase.factorization.fourier import Fourier
+from antiphase.factorization.fixed import Identity, anti_encoder, chess_coefficients
+from antiphase.factorization.fourier import fourier_encoder
 from antiphase.factorization.optimal import optimal
-from antiphase.factorization.toeplitz import SquareRoot
-from antiphase.factorization.tree import ESTIMATORS, SENSITIVITIES, Tree
+from antiphase.factorization.toeplitz import Toeplitz, square_root_coefficients
+from antiphase.factorization.tree import Tree
 from antiphase.objective import Average, Curvature, Damped, Objective, Restarts
 from antiphase.participation import Participation, from_epochs
 from antiphase.workload import Workload
@@ -78,19 +79,23 @@ Setting = tuple[Workload, Participation]
 
 
 def _dp_sgd(setting: Setting, *, objective: Objective | None = None) -> Factorization:
-    return _fixed("dp-sgd", Identity, setting, objective)
+    workload, participation = setting
+    return Identity("dp-sgd", workload, _judge(objective), participation)
 
 
 def _anti_pgd(setting: Setting, *, objective: Objective | None = None) -> Factorization:
-    return _fixed("anti-pgd", Anti, setting, objective)
+    workload, participation = setting
+    return Dense("anti-pgd", workload, _judge(objective), participation, anti_encoder(workload))
 
 
 def _chess(setting: Setting, *, objective: Objective | None = None) -> Factorization:
-    return _fixed("chess", Chess, setting, objective)
+    workload, participation = setting
+    return Toeplitz("chess", workload, _judge(objective), participation, chess_coefficients(), False)
 
 
 def _fourier(setting: Setting, *, objective: Objective | None = None) -> Factorization:
-    return _fixed("fourier", Fourier, setting, objective)
+    workload, participation = setting
+    return Dense("fourier", workload, _judge(objective), participation, fourier_encoder(workload.steps))
 
 
 def _tree(
@@ -100,15 +105,19 @@ def _tree(
     sensitivity: str = "square",
     objective: Objective | None = None,
 ) -> Factorization:
-    options = {
-        "estimator": check.choice("estimator", estimator, ESTIMATORS),
-        "sensitivity": check.choice("sensitivity", sensitivity, SENSITIVITIES),
-    }
-    return _fixed("tree", Tree, setting, objective, options)
+    workload, participation = setting
+    options = {"estimator": estimator, "sensitivity": sensitivity}
+    return Tree("tree", workload, _judge(objective), participation, options=options)
 
 
 def _sqrt_toeplitz(setting: Setting, *, normalized: bool = True, objective: Objective | None = None) -> Factorization:
-    return _fixed("sqrt-toeplitz", SquareRoot, setting, objective, {"normalized": check.flag("normalized", normalized)})
+    workload, participation = setting
+    normalized = check.flag("normalized", normalized)
+    options = {"normalized": normalized}
+    coefficients = square_root_coefficients(workload.steps)
+    return Toeplitz(
+        "sqrt-toeplitz", workload, _judge(objective), participation, coefficients, normalized, options=options
+    )
 
 
 def _dp_mf(
@@ -214,17 +223,6 @@ _MAKERS: dict[str, Callable[..., Factorization]] = {
     "curvature": _curvature,
     "optimal": _any_objective,
 }
-
-
-def _fixed(
-    name: str,
-    kind: type[Factorization],
-    setting: Setting,
-    objective: Objective | None,
-    options: dict[str, Any] | None = None,
-) -> Factorization:
-    workload, participation = setting
-    return kind(name, workload, _judge(objective), participation, options=options or {})
 
 
 def _optimal(

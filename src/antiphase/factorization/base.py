@@ -61,8 +61,25 @@ class Factorization(ABC):
     def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
         return cls(**common)
 
-    def _columns(self) -> Columns:
-        return DenseColumns(self.encoder())
+    def _columns(self, rows: int | None = None) -> Columns:
+        """The columns of the encoder, or of its leading block: all that the first ``rows`` rows of noise protect."""
+        return DenseColumns(self.encoder()[:rows, :rows])
+
+    @property
+    def bands(self) -> int:
+        """How many diagonals of the encoder are not zero, from the main one down to the last."""
+        rows, columns = np.nonzero(self.encoder())
+        return int((rows - columns).max()) + 1
+
+    def band_rows(self, start: int, stop: int) -> Array:
+        """``C[t, t − i]`` for ``t`` in the range and ``i < bands``: the encoder by diagonals."""
+        back = np.arange(start, stop)[:, None] - np.arange(self.bands)
+        rows: Array = np.where(back >= 0, self.encoder()[np.arange(start, stop)[:, None], back], 0.0)
+        return rows
+
+    def diagonal_blocks(self) -> list[tuple[int, Array]]:
+        """``(start, block)`` of the encoder's independent diagonal blocks; one, unless it restarts."""
+        return [(0, self.encoder())]
 
     # ---- how good it is ------------------------------------------------------------------------------------
 
@@ -75,6 +92,11 @@ class Factorization(ABC):
         """``sens(C)`` under this participation; never too small."""
         # PRIVACY: computed from the encoder in use, whatever a design or a file claims.   [G1]
         return sensitivity(self._columns(), self.participation)
+
+    def sensitivity_of(self, rows: int) -> float:
+        """The sensitivity of what the first ``rows`` rows release: that of the encoder's leading block."""
+        # PRIVACY: C is lower triangular, so the first rows of C·G + Z see only its leading block.   [G1]
+        return sensitivity(self._columns(rows), self.participation) if rows else 0.0
 
     @cached_property
     def sensitivity_is_exact(self) -> bool:

@@ -7,7 +7,9 @@ solved once each.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ class Blocks(Factorization):
         object.__setattr__(self, "distinct", blocks)
         object.__setattr__(self, "sequence", sequence)
 
-    @property
+    @cached_property
     def starts(self) -> list[int]:
         sizes = [len(self.distinct[i]) for i in self.sequence]
         return [0, *np.cumsum(sizes)[:-1].tolist()]
@@ -47,8 +49,23 @@ class Blocks(Factorization):
         encoder: Array = block_diag(*(self.distinct[i] for i in self.sequence))
         return encoder
 
-    def _columns(self) -> Columns:
-        return _BlockColumns(self)
+    def _columns(self, rows: int | None = None) -> Columns:
+        return _BlockColumns(self.distinct, self.sequence, self.steps if rows is None else rows)
+
+    @property
+    def bands(self) -> int:
+        return max(len(block) for block in self.distinct)
+
+    def band_rows(self, start: int, stop: int) -> Array:
+        out = np.zeros((stop - start, self.bands))
+        for t in range(start, stop):
+            b = bisect_right(self.starts, t) - 1
+            row = self.distinct[self.sequence[b]][t - self.starts[b], : t - self.starts[b] + 1]
+            out[t - start, : len(row)] = row[::-1]
+        return out
+
+    def diagonal_blocks(self) -> list[tuple[int, Array]]:
+        return [(start, self.distinct[i]) for start, i in zip(self.starts, self.sequence, strict=True)]
 
     def _noise_squared(self, root: Array) -> Array:
         """Block by block: rows of ``root·C⁻¹`` over a block's columns need that block only."""
@@ -99,11 +116,14 @@ class Blocks(Factorization):
 class _BlockColumns:
     """The columns of a block-diagonal encoder: those of different blocks are orthogonal."""
 
-    def __init__(self, blocks: Blocks) -> None:
-        self._distinct = blocks.distinct
-        self._sequence = np.array(blocks.sequence)
-        self._starts = np.array(blocks.starts)
-        self.steps = blocks.steps
+    def __init__(self, distinct: tuple[Array, ...], sequence: tuple[int, ...], rows: int) -> None:
+        """The first ``rows`` steps; a block that they end in is cut off there."""
+        sizes = np.cumsum([0] + [len(distinct[i]) for i in sequence])
+        last = int(np.searchsorted(sizes, rows)) - 1
+        self._distinct = [*distinct, distinct[sequence[last]][: rows - sizes[last], : rows - sizes[last]]]
+        self._sequence = np.array([*sequence[:last], len(distinct)])
+        self._starts = sizes[: last + 1]
+        self.steps = rows
 
     def squared_norms(self) -> Array:
         norms = [np.einsum("ij,ij->j", block, block) for block in self._distinct]

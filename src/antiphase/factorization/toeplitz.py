@@ -1,18 +1,65 @@
-r"""The square root of the prefix sums: ``c_k = binom(2k, k)/4^k``, so that ``C² = S`` and ``B = C``."""
+r"""Toeplitz encoders, with or without their columns scaled to norm 1, and the square root of the prefix sums."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.linalg import toeplitz
 
+from antiphase import _checks as check
 from antiphase._checks import Array
 from antiphase.factorization.base import Factorization
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Toeplitz(Factorization):
+    """``C[i, j] = coefficients[i − j]``, 0 past the last of them; if ``normalized``, over the norm of its column."""
+
+    coefficients: Array
+    normalized: bool
+
+    def __post_init__(self) -> None:
+        coefficients = check.real_array("coefficients", self.coefficients, ndim=1)[: self.steps]
+        if not len(coefficients) or coefficients[0] <= 0:
+            raise ValueError("coefficients must begin with a positive one: otherwise the noise cannot be made")
+        object.__setattr__(self, "coefficients", coefficients)
+        check.flag("normalized", self.normalized)
+
+    def _build_encoder(self) -> Array:
+        column = np.zeros(self.steps)
+        column[: self.bands] = self.coefficients
+        encoder: Array = toeplitz(column, np.zeros(self.steps))
+        return encoder / self._column_norms()
+
+    def _column_norms(self) -> Array:
+        """The last columns are cut off by the end of the matrix; 1 where nothing is scaled."""
+        norms = np.ones(self.steps)
+        if self.normalized:
+            lengths = np.minimum(np.arange(self.steps, 0, -1), self.bands)
+            norms = np.sqrt(np.cumsum(self.coefficients**2))[lengths - 1]
+        return norms
+
+    @property
+    def bands(self) -> int:
+        return len(self.coefficients)
+
+    def band_rows(self, start: int, stop: int) -> Array:
+        back = np.arange(start, stop)[:, None] - np.arange(self.bands)
+        rows: Array = np.where(back >= 0, self.coefficients / self._column_norms()[back], 0.0)
+        return rows
+
+    def _stored(self) -> dict[str, Any]:
+        return {"coefficients": self.coefficients, "normalized": self.normalized}
+
+    @classmethod
+    def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
+        return cls(**common, coefficients=stored["coefficients"], normalized=stored["normalized"])
+
+
 def square_root_coefficients(steps: int) -> Array:
-    """``c_k = Π_{i≤k} (2i − 1)/(2i)``: no binomial is formed, so nothing overflows.
+    """``c_k = binom(2k, k)/4^k``, so that ``C² = S`` and ``B = C``; as a product, so that nothing overflows.
 
     >>> square_root_coefficients(4)
     array([1.    , 0.5   , 0.375 , 0.3125])
@@ -20,14 +67,3 @@ def square_root_coefficients(steps: int) -> Array:
     i = np.arange(1, steps)
     coefficients: Array = np.cumprod(np.concatenate([[1.0], (2 * i - 1) / (2 * i)]))
     return coefficients
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class SquareRoot(Factorization):
-    """The square-root Toeplitz encoder; ``normalized`` in the options scales its columns to norm 1."""
-
-    def _build_encoder(self) -> Array:
-        encoder: Array = toeplitz(square_root_coefficients(self.steps), np.zeros(self.steps))
-        if self.options.get("normalized"):
-            encoder = encoder / np.linalg.norm(encoder, axis=0)
-        return encoder

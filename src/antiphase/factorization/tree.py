@@ -11,15 +11,18 @@ with equality for the full estimator.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from antiphase import _checks as check
 from antiphase._checks import Array
+from antiphase.errors import FileFormatError
 from antiphase.factorization.base import Factorization
 from antiphase.factorization.dense import reversed_cholesky
-from antiphase.sensitivity import sensitivity
+from antiphase.participation import Indices
+from antiphase.sensitivity import Columns
 
 ESTIMATORS = ("full", "online", "plain")
 SENSITIVITIES = ("square", "nodes")
@@ -30,30 +33,72 @@ class Tree(Factorization):
     """The square form of a tree mechanism; options ``estimator`` and ``sensitivity``.
 
     ``sensitivity="nodes"`` charges for the tree's nodes as the literature does: never less than the encoder's own,
-    and the same output noise.
+    for the same output noise, and without a dense matrix, so for any number of steps.
     """
+
+    @property
+    def estimator(self) -> str:
+        return check.choice("estimator", self.options.get("estimator"), ESTIMATORS)
+
+    @property
+    def by_nodes(self) -> bool:
+        return check.choice("sensitivity", self.options.get("sensitivity"), SENSITIVITIES) == "nodes"
+
+    def __post_init__(self) -> None:
+        _ = self.estimator, self.by_nodes  # refused here rather than later
 
     def _build_encoder(self) -> Array:
         nodes = tree_nodes(self.steps)
-        if self.options["estimator"] == "full":
+        if self.estimator == "full":
             return reversed_cholesky(_node_matrix(nodes, self.steps))
-        B = _estimator(nodes, self.steps, honaker=self.options["estimator"] == "online")
+        B = _estimator(nodes, self.steps, honaker=self.estimator == "online")
         S = np.tril(np.ones((self.steps, self.steps)))
         square = np.asarray(np.linalg.qr(B.T, mode="r")).T  # B'B'ᵀ = BBᵀ, lower triangular
         square = square * np.where(np.diagonal(square) < 0, -1.0, 1.0)
         return np.tril(solve_triangular(square, S, lower=True))
 
-    @cached_property
-    def sensitivity(self) -> float:
-        own = sensitivity(self._columns(), self.participation)
-        if self.options["sensitivity"] == "nodes":
-            nodes = _node_matrix(tree_nodes(self.steps), self.steps)
-            return max(own, sensitivity(nodes, self.participation))
-        return own
+    def _columns(self, rows: int | None = None) -> Columns:
+        # PRIVACY: HᵀH ⪰ C'ᵀC', and entry by entry non-negative: the nodes never cost less than the encoder.   [G1]
+        return _NodeColumns(self.steps, rows) if self.by_nodes else super()._columns(rows)
 
-    @cached_property
-    def sensitivity_is_exact(self) -> bool:
-        return self.sensitivity == sensitivity(self._columns(), self.participation) and super().sensitivity_is_exact
+    @property
+    def bands(self) -> int:
+        return self.steps
+
+    def _stored(self) -> dict[str, Any]:
+        """Not needed to build it again, but an outsider can check the sensitivity with it."""
+        return {} if self.by_nodes else {"lower": self.encoder()[np.tril_indices(self.steps)]}
+
+    @classmethod
+    def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
+        tree = cls(**common)
+        # PRIVACY: the noise is made from the tree, so a file must not show another encoder than the tree's.   [G6]
+        if not tree.by_nodes and not np.allclose(stored["lower"], tree._stored()["lower"], rtol=1e-9, atol=1e-12):
+            raise FileFormatError("the stored encoder is not that of the tree")
+        return tree
+
+
+class _NodeColumns:
+    """The columns of ``H``: two steps share the nodes that hold both."""
+
+    def __init__(self, steps: int, rows: int | None) -> None:
+        self.steps = steps if rows is None else rows
+        self._last = self.steps
+
+    def squared_norms(self) -> Array:
+        return self._shared(np.arange(self.steps), np.arange(self.steps))
+
+    def gram(self, indices: Indices) -> Array:
+        return self._shared(indices[:, None], indices[None, :])
+
+    def _shared(self, i: Any, j: Any) -> Array:
+        shared = np.zeros(np.broadcast(i, j).shape)
+        level = 0
+        while 1 << level <= self._last:
+            complete = (i >> level) + 1 << level <= self._last
+            shared += ((i >> level) == (j >> level)) & complete
+            level += 1
+        return shared
 
 
 def tree_nodes(steps: int) -> list[tuple[int, int]]:
