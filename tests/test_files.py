@@ -80,7 +80,7 @@ def test_a_forged_encoder_brings_its_own_sensitivity(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c.update(what="recipe"), "not a factorization"),
+        (lambda c: c.update(what="recipe"), "neither a mechanism nor a factorization"),
         (lambda c: c.update(form="Unheard"), "not a valid factorization"),
         (lambda c: c.pop("workload"), "not a valid factorization"),
         (lambda c: c["workload"].update(kind="Path"), "'Path' is not a kind of Workload"),

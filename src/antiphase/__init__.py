@@ -2,11 +2,14 @@
 
 from antiphase import objective, participation
 from antiphase.design import design, names
-from antiphase.errors import AntiphaseError, FileFormatError, TooLargeError
-from antiphase.factorization import Factorization, load
+from antiphase.errors import AntiphaseError, FileFormatError, HorizonError, KeyFileError, StateError, TooLargeError
+from antiphase.factorization import Factorization
+from antiphase.mechanism import Mechanism, calibrate, load
+from antiphase.noise import Key
 from antiphase.objective import Objective
 from antiphase.participation import Participation, epochs, min_separation, once
 from antiphase.sensitivity import sensitivity
+from antiphase.statement import PrivacyStatement
 from antiphase.workload import Workload
 
 __version__ = "0.1.0"
@@ -15,10 +18,17 @@ __all__ = [
     "AntiphaseError",
     "Factorization",
     "FileFormatError",
+    "HorizonError",
+    "Key",
+    "KeyFileError",
+    "Mechanism",
     "Objective",
     "Participation",
+    "PrivacyStatement",
+    "StateError",
     "TooLargeError",
     "Workload",
+    "calibrate",
     "design",
     "epochs",
     "load",

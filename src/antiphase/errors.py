@@ -14,3 +14,15 @@ class FileFormatError(AntiphaseError, ValueError):
 
 class TooLargeError(AntiphaseError, MemoryError):
     """A dense T × T array was asked for that would not fit in memory."""
+
+
+class HorizonError(AntiphaseError, RuntimeError):
+    """More rows of noise were asked for than the mechanism was planned for. Nothing was drawn."""
+
+
+class KeyFileError(AntiphaseError, ValueError):
+    """A key file is damaged, can be read by others, or does not know the run that is to go on."""
+
+
+class StateError(AntiphaseError, ValueError):
+    """The state of a noise stream is damaged, or belongs to another mechanism."""

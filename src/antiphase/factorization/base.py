@@ -77,6 +77,10 @@ class Factorization(ABC):
         rows: Array = np.where(back >= 0, self.encoder()[np.arange(start, stop)[:, None], back], 0.0)
         return rows
 
+    def restarts(self) -> list[int]:
+        """The steps before which the noise forgets the past; the first, and no other unless the encoder restarts."""
+        return [0]
+
     def diagonal_blocks(self) -> list[tuple[int, Array]]:
         """``(start, block)`` of the encoder's independent diagonal blocks; one, unless it restarts."""
         return [(0, self.encoder())]
@@ -169,7 +173,8 @@ class Factorization(ABC):
 
     # ---- files, and words ----------------------------------------------------------------------------------
 
-    def _content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
+        """All that `restore` needs, as nested dictionaries of numbers, strings, values and arrays."""
         return {
             "what": "factorization",
             "form": type(self).__name__,
@@ -184,7 +189,7 @@ class Factorization(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the factorization to a file, whole or not at all, and return the file's digest."""
-        return files.write(path, self._content())
+        return files.write(path, self.content())
 
     def __repr__(self) -> str:
         options = "".join(
@@ -202,18 +207,16 @@ class Factorization(ABC):
         return f"<Factorization {', '.join(words)}>"
 
 
-def load(path: str | os.PathLike[str]) -> Factorization:
-    """The factorization that `Factorization.save` wrote.
+def restore(content: Any, source: Any) -> Factorization:
+    """The factorization that `Factorization.content` described; ``source`` is named in errors.
 
-    Guarantee: nothing in the file is executed; a damaged or altered file raises `FileFormatError`; the sensitivity is
-    that of the encoder in the file, not one that the file claims.   [G6]
+    Guarantee: nothing is executed; the sensitivity is that of the encoder described, not one that is claimed.   [G6]
     """
-    content = files.read(path)
-    if content.get("what") != "factorization":
-        raise FileFormatError(f"{path}: holds a {content.get('what')!r}, not a factorization")
     try:
+        if content.get("what") != "factorization":
+            raise FileFormatError(f"{source}: holds a {content['what']!r}, not a factorization")
         kind = Factorization._kinds[content["form"]]
-        common = {
+        common: dict[str, Any] = {
             "name": str(content["name"]),
             "workload": Workload.restore(content["workload"]),
             "objective": Objective.restore(content["objective"]),
@@ -221,11 +224,12 @@ def load(path: str | os.PathLike[str]) -> Factorization:
             "options": dict(content["options"]),
             "bound": None if content["bound"] is None else float(content["bound"]),
         }
+        common["participation"].classes(common["workload"].steps)  # refuses what does not cover the steps
         return kind._restored(common, content["stored"])
     except FileFormatError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileFormatError(f"{path}: not a valid factorization ({error})") from error
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise FileFormatError(f"{source}: not a valid factorization ({error})") from error
 
 
 def refuse_if_too_large(steps: int, copies: int = 3) -> None:

@@ -64,6 +64,9 @@ class Blocks(Factorization):
             out[t - start, : len(row)] = row[::-1]
         return out
 
+    def restarts(self) -> list[int]:
+        return self.starts
+
     def diagonal_blocks(self) -> list[tuple[int, Array]]:
         return [(start, self.distinct[i]) for start, i in zip(self.starts, self.sequence, strict=True)]
 

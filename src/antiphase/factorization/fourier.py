@@ -14,7 +14,7 @@ from antiphase.factorization.base import refuse_if_too_large
 
 
 def fourier_encoder(steps: int) -> Array:
-    """The lower-triangular ``C``, with columns of norm 1, whose Gram matrix is the absolute circulant's leading block."""
+    """The lower-triangular ``C``, columns of norm 1, whose Gram matrix is the absolute circulant's leading block."""
     refuse_if_too_large(steps)
     first = np.concatenate([np.ones(steps), np.zeros(steps)])
     absolute = np.fft.irfft(np.abs(np.fft.rfft(first)), 2 * steps)

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from antiphase import cache
+from antiphase import cache, files
 from antiphase.errors import FileFormatError
-from antiphase.factorization.base import Factorization, load
+from antiphase.factorization.base import Factorization, restore
 from antiphase.factorization.blocks import block_optimum, decouples
 from antiphase.factorization.dense import dense_optimum
 from antiphase.factorization.dual import Progress
@@ -46,7 +46,7 @@ def optimal(
     path = cache.entry(digest(question))
     if path is not None and path.exists():
         try:
-            return replace(load(path), name=name, options=options or {})
+            return replace(restore(files.read(path), path), name=name, options=options or {})
         except (FileFormatError, OSError):
             path.unlink(missing_ok=True)  # damaged: as good as none
     began = time.perf_counter()

@@ -3,6 +3,7 @@ r"""Toeplitz encoders, with or without their columns scaled to norm 1, and the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,9 @@ class Toeplitz(Factorization):
         column = np.zeros(self.steps)
         column[: self.bands] = self.coefficients
         encoder: Array = toeplitz(column, np.zeros(self.steps))
-        return encoder / self._column_norms()
+        return encoder / self._column_norms
 
+    @cached_property
     def _column_norms(self) -> Array:
         """The last columns are cut off by the end of the matrix; 1 where nothing is scaled."""
         norms = np.ones(self.steps)
@@ -47,7 +49,7 @@ class Toeplitz(Factorization):
 
     def band_rows(self, start: int, stop: int) -> Array:
         back = np.arange(start, stop)[:, None] - np.arange(self.bands)
-        rows: Array = np.where(back >= 0, self.coefficients / self._column_norms()[back], 0.0)
+        rows: Array = np.where(back >= 0, self.coefficients / self._column_norms[back], 0.0)
         return rows
 
     def _stored(self) -> dict[str, Any]:

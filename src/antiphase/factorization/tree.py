@@ -59,7 +59,9 @@ class Tree(Factorization):
 
     def _columns(self, rows: int | None = None) -> Columns:
         # PRIVACY: HᵀH ⪰ C'ᵀC', and entry by entry non-negative: the nodes never cost less than the encoder.   [G1]
-        return _NodeColumns(self.steps, rows) if self.by_nodes else super()._columns(rows)
+        # For the full estimator C'ᵀC' = HᵀH: there the nodes are the encoder.
+        nodes = self.by_nodes or self.estimator == "full"
+        return _NodeColumns(self.steps, rows) if nodes else super()._columns(rows)
 
     @property
     def bands(self) -> int:
@@ -114,6 +116,29 @@ def tree_nodes(steps: int) -> list[tuple[int, int]]:
             nodes.append((end - size, size))
             size *= 2
     return nodes
+
+
+def full_estimator_states(steps: int) -> tuple[Array, Array, Array, Array]:
+    r"""``C⁻¹Z`` of the full estimator as a recursion over the levels of the tree: ``(δ, r, q, decay)``, a row a step.
+
+    Its noise ``y`` has the density ``exp(−½ Σ_nodes (Σ_{i∈node} y_i)²)``. Given the past, ``y_t`` depends on it
+    through the sums so far of the nodes that hold step t, one a level. Integrating out the future, last step first,
+    leaves a quadratic form in these sums: ``K`` before ``y_t`` is integrated out, ``K − rrᵀ`` after it.
+    """
+    levels = np.arange(steps.bit_length())
+    delta, r, q, decay = np.empty(steps), *(np.zeros((steps, len(levels))) for _ in range(3))
+    form = np.zeros((len(levels), len(levels)))
+    for t in reversed(range(steps)):
+        held = ((t >> levels) + 1 << levels <= steps).astype(np.float64)
+        ends = (t + 1) % (1 << levels) == 0
+        form[levels[ends], levels[ends]] = held[ends]
+        pull = form @ held
+        delta[t] = np.sqrt(held @ pull)
+        r[t], q[t], decay[t] = pull / delta[t], held, held * ~ends
+        form = form - np.outer(r[t], r[t])
+        begins = t % (1 << levels) == 0
+        form[begins] = form[:, begins] = 0.0
+    return delta, r, q, decay
 
 
 def _node_matrix(nodes: list[tuple[int, int]], steps: int) -> Array:

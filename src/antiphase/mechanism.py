@@ -1,0 +1,306 @@
+"""`Mechanism`: a factorization with a clip norm and a noise multiplier, and so with a promise."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from antiphase import _checks as check
+from antiphase import accounting, files
+from antiphase.errors import FileFormatError
+from antiphase.factorization.base import Factorization
+from antiphase.factorization.base import restore as restore_factorization
+from antiphase.factorization.fixed import Identity
+from antiphase.noise import Key
+from antiphase.statement import PrivacyStatement, state
+from antiphase.values import digest
+
+if TYPE_CHECKING:
+    from antiphase.noise.stream import NoiseStream
+
+ADJACENCIES = ("zero-out", "replace-one", "add-remove")
+SAMPLERS = ("fixed-order", "hash-slots", "poisson")
+UNITS = ("example", "user")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mechanism:
+    """What training adds, and what that promises.
+
+    To the sum of the clipped gradients of step t goes row t of ``noise_scale·C⁻¹Z``. Build one with `calibrate`.
+
+    - ``adjacency``: ``zero-out`` (one record's gradients become 0; the default), ``replace-one`` (they become any
+      others;
+      twice the distance), or ``add-remove``, which shifts every later batch of a fixed order and is therefore offered
+      only with Poisson samples or slots assigned by a hash of the record.
+    - ``sampler``: how batches come about. Amplification is claimed for ``poisson`` alone, with its ``sampling_rate``.
+    - ``unit``: what a record is, an example or a user.
+
+    The number of records, steps and the batch size are public.
+    """
+
+    factorization: Factorization
+    noise_multiplier: float
+    clip_norm: float = 1.0
+    target_delta: float | None = None
+    adjacency: str = "zero-out"
+    sampler: str = "fixed-order"
+    sampling_rate: float | None = None
+    unit: str = "example"
+
+    def __post_init__(self) -> None:
+        check.instance("factorization", self.factorization, Factorization)
+        clean = {
+            "noise_multiplier": check.positive_number("noise_multiplier", self.noise_multiplier),
+            "clip_norm": check.positive_number("clip_norm", self.clip_norm),
+        }
+        if self.target_delta is not None:
+            clean["target_delta"] = accounting.checked_delta("delta", self.target_delta)
+        for name, value in clean.items():
+            object.__setattr__(self, name, value)
+        check.choice("unit", self.unit, UNITS)
+        check_promise(self.factorization, self.adjacency, self.sampler, self.sampling_rate)
+
+    # ---- what it promises ----------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        return self.factorization.steps
+
+    @property
+    def amplified(self) -> bool:
+        return self.sampler == "poisson"
+
+    @property
+    def sensitivity(self) -> float:
+        """By how much a zeroed-out record moves ``C·G`` at clip norm 1; with Poisson samples, in one step."""
+        return 1.0 if self.amplified else self.factorization.sensitivity
+
+    @property
+    def adjacency_factor(self) -> float:
+        """How much further than a zeroed-out record the output can move: 2 for one that is replaced."""
+        return adjacency_factor(self.adjacency)
+
+    @property
+    def noise_scale(self) -> float:
+        """The standard deviation of ``Z``: noise multiplier × clip norm × sensitivity."""
+        # PRIVACY: scaled by the sensitivity of the encoder in use.   [G8]
+        return self.noise_multiplier * self.clip_norm * self.sensitivity
+
+    def epsilon(self, delta: float | None = None, *, rows: int | None = None) -> float:
+        """ε at ``delta``, of the whole plan or of its first ``rows`` rows; rounded up.   [G7]"""
+        delta, rows = self._delta(delta), self._rows(rows)
+        if rows == 0:
+            return 0.0
+        if self.amplified:
+            return accounting.poisson_epsilon(self.noise_multiplier, delta, **self._sampling(rows))
+        return accounting.gaussian_epsilon(self._ratio(rows), delta)
+
+    def delta(self, epsilon: float, *, rows: int | None = None) -> float:
+        """δ at ``epsilon``, of the whole plan or of its first ``rows`` rows; rounded up.   [G7]"""
+        rows = self._rows(rows)
+        if rows == 0:
+            return 0.0
+        if self.amplified:
+            return accounting.poisson_delta(self.noise_multiplier, epsilon, **self._sampling(rows))
+        return accounting.gaussian_delta(self._ratio(rows), epsilon)
+
+    def mu(self) -> float | None:
+        """μ of Gaussian differential privacy, of the whole plan; None with Poisson samples."""
+        return None if self.amplified else accounting.gdp(self._ratio(self.steps))
+
+    def rho(self) -> float | None:
+        """ρ of zero-concentrated differential privacy, of the whole plan; None with Poisson samples."""
+        return None if self.amplified else accounting.zcdp(self._ratio(self.steps))
+
+    def _ratio(self, rows: int) -> float:
+        """Noise over distance: the noise multiplier of the one Gaussian mechanism that the first rows are."""
+        encoder = self.factorization
+        spent = encoder.sensitivity if rows == self.steps else min(encoder.sensitivity_of(rows), encoder.sensitivity)
+        # PRIVACY: the noise is scaled by the whole plan's sensitivity; fewer rows can only cost less.   [G8]
+        return self.noise_multiplier / self.adjacency_factor * (encoder.sensitivity / spent)
+
+    def _sampling(self, rows: int) -> dict[str, Any]:
+        return {"sampling_rate": self.sampling_rate, "steps": rows}
+
+    def _delta(self, delta: float | None) -> float:
+        delta = self.target_delta if delta is None else delta
+        if delta is None:
+            raise ValueError("delta = None: δ is yours to choose, well below one over the number of records")
+        return accounting.checked_delta("delta", delta)
+
+    def _rows(self, rows: int | None) -> int:
+        if rows is None:
+            return self.steps
+        rows = check.whole_number("rows", rows, least=0)
+        if rows > self.steps:
+            raise ValueError(f"rows = {rows} is more than the {self.steps} steps of the plan")
+        return rows
+
+    # ---- what comes of it ----------------------------------------------------------------------------------
+
+    def statement(
+        self, delta: float | None = None, *, released: int | None = None, insecure: bool = False
+    ) -> PrivacyStatement:
+        """What is promised, in words and as data; of the first ``released`` rows too, if given."""
+        return state(self, self._delta(delta), self._rows(released), insecure)
+
+    def noise(
+        self,
+        dimension: int | None = None,
+        *,
+        key: Key,
+        shapes: Any = None,
+        run: str | None = None,
+        memory: str | int = "512MB",
+        threads: int | None = None,
+    ) -> NoiseStream:
+        """The noise to add, row by row: see `antiphase.noise.stream.NoiseStream`."""
+        from antiphase.noise.stream import NoiseStream  # compiled: see antiphase.noise
+
+        return NoiseStream(self, dimension, key=key, shapes=shapes, run=run, memory=memory, threads=threads)
+
+    def resume(self, state: Any, *, key: Key, memory: str | int = "512MB", threads: int | None = None) -> NoiseStream:
+        """The stream that goes on where ``state`` was taken; see `NoiseStream.restore`."""
+        from antiphase.noise.stream import NoiseStream
+
+        return NoiseStream.restore(self, state, key=key, memory=memory, threads=threads)
+
+    # ---- files and words -----------------------------------------------------------------------------------
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "what": "mechanism",
+            "factorization": self.factorization.content(),
+            "noise_multiplier": self.noise_multiplier,
+            "clip_norm": self.clip_norm,
+            "target_delta": self.target_delta,
+            "adjacency": self.adjacency,
+            "sampler": self.sampler,
+            "sampling_rate": self.sampling_rate,
+            "unit": self.unit,
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all that the noise depends on: encoder, scale, promise."""
+        return digest(self._content())
+
+    def save(self, path: str | os.PathLike[str]) -> str:
+        """Write the mechanism to a file, whole or not at all, and return its digest."""
+        files.write(path, self._content())
+        return self.digest
+
+    def __repr__(self) -> str:
+        promise = (
+            f"μ = {self.mu():.4g}"
+            if self.target_delta is None
+            else f"ε = {self.epsilon():.4g} at δ = {self.target_delta:g}"
+        )
+        if self.amplified and self.target_delta is None:
+            promise = f"sampling rate {self.sampling_rate:g}"
+        return (
+            f"<Mechanism {self.factorization.name}, {self.steps} steps, {self.factorization.participation.describe()}: "
+            f"noise multiplier {self.noise_multiplier:.6g}, clip norm {self.clip_norm:g}, {promise}, {self.adjacency}>"
+        )
+
+
+def calibrate(
+    factorization: Factorization,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
+    clip_norm: float = 1.0,
+    adjacency: str = "zero-out",
+    sampler: str = "fixed-order",
+    sampling_rate: float | None = None,
+    unit: str = "example",
+) -> Mechanism:
+    """The mechanism with just enough noise for (ε, δ), or with a given noise multiplier.
+
+    Guarantee: ``calibrate(f, epsilon=ε, delta=δ).epsilon(δ) <= ε``.   [G7]
+
+    >>> from antiphase import design
+    >>> calibrate(design("dp-mf", steps=16), epsilon=8.0, delta=1e-6)
+    <Mechanism dp-mf, 16 steps, once: noise multiplier 0.652935, clip norm 1, ε = 8 at δ = 1e-06, zero-out>
+    """
+    check.instance("factorization", factorization, Factorization)
+    if (epsilon is None) == (noise_multiplier is None):
+        raise TypeError(
+            f"epsilon = {epsilon}, noise_multiplier = {noise_multiplier}: give one of the two, the other follows"
+        )
+    check_promise(factorization, adjacency, sampler, sampling_rate)
+    if epsilon is not None:
+        epsilon = check.positive_number("epsilon", epsilon)
+        if delta is None:
+            raise ValueError("delta = None: δ is yours to choose, well below one over the number of records")
+        if sampler == "poisson":
+            assert sampling_rate is not None
+            noise_multiplier = accounting.poisson_noise_multiplier(
+                epsilon, delta, sampling_rate=sampling_rate, steps=factorization.steps
+            )
+        else:
+            ratio = accounting.gaussian_noise_multiplier(epsilon, delta)
+            # PRIVACY: a record that is replaced moves the output twice as far as one that is zeroed out.   [G7]
+            noise_multiplier = adjacency_factor(adjacency) * ratio
+    assert noise_multiplier is not None
+    return Mechanism(factorization, noise_multiplier, clip_norm, delta, adjacency, sampler, sampling_rate, unit)
+
+
+def adjacency_factor(adjacency: str) -> float:
+    """By how much further than a zeroed-out record one moves the output that changes as ``adjacency`` says."""
+    return 2.0 if adjacency == "replace-one" else 1.0
+
+
+def check_promise(factorization: Factorization, adjacency: str, sampler: str, sampling_rate: float | None) -> None:
+    """Refuse what would promise more than is known to hold."""
+    check.choice("adjacency", adjacency, ADJACENCIES)
+    check.choice("sampler", sampler, SAMPLERS)
+    if sampler != "poisson":
+        if sampling_rate is not None:
+            # PRIVACY: no amplification without the sampling that was analysed.   [G9]
+            raise ValueError(
+                f"sampling_rate = {sampling_rate}: amplification needs batches drawn by Poisson sampling; say "
+                'sampler="poisson" and draw them so, or leave sampling_rate out'
+            )
+        if adjacency == "add-remove" and sampler == "fixed-order":
+            raise ValueError(
+                'adjacency = "add-remove" with batches in a fixed order: one record more would shift every later '
+                'batch. Use "zero-out", or sampler="hash-slots" or "poisson"'
+            )
+        return
+    if sampling_rate is None:
+        raise ValueError('sampling_rate = None: sampler="poisson" needs the chance of a record to be in a batch')
+    check.positive_number("sampling_rate", sampling_rate)
+    if sampling_rate > 1:
+        raise ValueError(f"sampling_rate = {sampling_rate} must be at most 1")
+    if adjacency == "replace-one":
+        raise ValueError(
+            'adjacency = "replace-one" is not offered with Poisson samples; use "add-remove" or "zero-out"'
+        )
+    if not isinstance(factorization, Identity):
+        # PRIVACY: the Poisson analysis composes independent steps; correlated noise is not that.   [G9]
+        raise ValueError(
+            f'sampler = "poisson" is analysed for independent noise (dp-sgd) alone, not for {factorization.name}; '
+            "use batches in a fixed order"
+        )
+
+
+def load(path: str | os.PathLike[str]) -> Mechanism | Factorization:
+    """The mechanism or the factorization that a file holds; nothing in it is executed.   [G6]"""
+    content = files.read(path)
+    if content.get("what") == "factorization":
+        return restore_factorization(content, path)
+    if content.get("what") != "mechanism":
+        raise FileFormatError(f"{path}: holds a {content.get('what')!r}, neither a mechanism nor a factorization")
+    names = ("noise_multiplier", "clip_norm", "target_delta", "adjacency", "sampler", "sampling_rate", "unit")
+    try:
+        factorization = restore_factorization(content["factorization"], path)
+        return Mechanism(factorization, **{name: content[name] for name in names})
+    except FileFormatError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{path}: not a valid mechanism ({error})") from error

@@ -1,0 +1,295 @@
+r"""Four ways to make the rows of ``σ·C⁻¹Z``, each with the memory it needs and no more.
+
+- `Ring`: an encoder with p diagonals remembers p − 1 rows.
+- `States`: a few vectors of state, time-varying (the full tree estimator; buffered encoders).
+- `Nodes`: the nodes of a tree, as many as it has levels.
+- `Regenerated`: any encoder; a block of rows at a time, for which every earlier normal is drawn again.
+
+All work on rows padded to whole chunks, a few chunks at a time, so that several threads can share a row. The results
+do not depend on how many, nor on the size of a block.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from antiphase._checks import Array
+from antiphase.factorization.base import Factorization
+from antiphase.noise.normals import CHUNK, Normals, Row
+
+PANEL = 64  # how many earlier rows of normals are drawn before they are used
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of whole chunks of one tensor, and where it lies in the padded row."""
+
+    normals: Normals
+    first_chunk: int
+    start: int
+    stop: int
+
+
+class Engine(ABC):
+    """Makes rows in order; `begin` once a row, then `work` for each piece, in any order or thread."""
+
+    piece_chunks = 32  # how many chunks a piece has at most
+
+    @property
+    @abstractmethod
+    def memory(self) -> int:
+        """Bytes kept from row to row."""
+
+    @abstractmethod
+    def begin(self, step: int) -> bool:
+        """Prepare row ``step``. False if the row is there already and `work` has nothing to do."""
+
+    @abstractmethod
+    def work(self, step: int, piece: Piece, out: Row) -> None:
+        """Make the piece of row ``step`` into ``out``, which is that piece of the row."""
+
+    def copy(self, step: int, piece: Piece, out: Row) -> None:
+        """Instead of `work`, for engines whose `begin` may say False."""
+
+    @abstractmethod
+    def restart(self, step: int) -> int:
+        """Forget everything; the step from which rows must be made again to reach ``step``."""
+
+
+class Ring(Engine):
+    """``y_t = (σz_t − Σ_{i<p} C[t, t−i] y_{t−i}) / C[t, t]``: p − 1 rows of memory."""
+
+    def __init__(self, factorization: Factorization, scale: float, width: int) -> None:
+        self._factorization, self._scale = factorization, scale
+        self._past = factorization.bands - 1
+        self._ring = np.zeros((max(self._past, 1), width if self._past else 0), np.float32)
+
+    @property
+    def memory(self) -> int:
+        return self._ring.nbytes
+
+    def begin(self, step: int) -> bool:
+        row = self._factorization.band_rows(step, step + 1)[0]
+        self._diagonal = float(row[0])
+        self._coefficients = np.zeros(max(self._past, 1))
+        for back in range(1, min(self._past, step) + 1):
+            self._coefficients[(step - back) % self._past] = row[back]
+        return True
+
+    def work(self, step: int, piece: Piece, out: Row) -> None:
+        piece.normals.fill(step, piece.first_chunk, out)
+        if self._past:
+            ring = self._ring[:, piece.start : piece.stop]
+            ring_step(out, ring, self._coefficients, self._diagonal, self._scale, step % self._past)
+        else:
+            scale_row(out, self._scale / self._diagonal)
+
+    def restart(self, step: int) -> int:
+        self._ring[:] = 0
+        if not self._past:
+            return step
+        return max(start for start in self._factorization.restarts() if start <= step)
+
+
+class States(Engine):
+    """``y_t = (σz_t − r_tᵀS_t)/δ_t``, ``S_{t+1} = ρ_t ∘ (S_t + q_t y_tᵀ)``: one fused pass over m vectors."""
+
+    def __init__(self, delta: Array, r: Array, q: Array, decay: Array, scale: float, width: int) -> None:
+        self._delta, self._r, self._q, self._decay, self._scale = delta, r, q, decay, scale
+        self._state = np.zeros((r.shape[1], width), np.float32)
+        self._fresh = np.flatnonzero(~decay.any(axis=1)) + 1  # after these the past is forgotten
+
+    @property
+    def memory(self) -> int:
+        return self._state.nbytes
+
+    def begin(self, step: int) -> bool:
+        return True
+
+    def work(self, step: int, piece: Piece, out: Row) -> None:
+        piece.normals.fill(step, piece.first_chunk, out)
+        state = self._state[:, piece.start : piece.stop]
+        state_step(out, state, self._r[step], self._q[step], self._decay[step], float(self._delta[step]), self._scale)
+
+    def restart(self, step: int) -> int:
+        self._state[:] = 0
+        return int(max((t for t in self._fresh if t <= step), default=0))
+
+
+class Nodes(Engine):
+    """A tree's nodes as a binary counter: when step t completes a node, the estimates below it are taken back."""
+
+    def __init__(self, steps: int, honaker: bool, scale: float, width: int) -> None:
+        self._honaker, self._scale = honaker, scale
+        self._left = np.zeros((steps.bit_length(), width), np.float32)
+
+    @property
+    def memory(self) -> int:
+        return self._left.nbytes
+
+    def begin(self, step: int) -> bool:
+        return True
+
+    def work(self, step: int, piece: Piece, out: Row) -> None:
+        count = step + 1
+        top = (count & -count).bit_length() - 1  # the largest node that ends here
+        left = self._left[:, piece.start : piece.stop]
+        estimate = np.empty_like(out)
+        own = np.empty_like(out)
+        piece.normals.fill(step, piece.first_chunk, estimate, lane=0 if self._honaker else top)
+        estimate *= np.float32(self._scale)
+        out[:] = 0
+        for level in range(top):
+            if self._honaker:
+                weight = 2 ** (level + 1) / (2 ** (level + 2) - 1)
+                piece.normals.fill(step, piece.first_chunk, own, lane=level + 1)
+                estimate += left[level]
+                estimate *= np.float32(1 - weight)
+                own *= np.float32(weight * self._scale)
+                estimate += own
+            out -= left[level]
+        out += estimate
+        left[top] = estimate
+
+    def restart(self, step: int) -> int:
+        self._left[:] = 0
+        return 0
+
+
+class Regenerated(Engine):
+    """Rows of ``σC⁻¹`` times the normals, K rows at a time; each earlier normal is drawn once for every K rows."""
+
+    piece_chunks = 8
+
+    def __init__(self, factorization: Factorization, scale: float, width: int, memory: int) -> None:
+        self._scale = scale
+        self._blocks = factorization.diagonal_blocks()
+        self._inverses: dict[int, Row] = {}
+        longest = max(len(block) for _, block in self._blocks)
+        self._rows = min(memory // (4 * width) // 4 * 4, -(-longest // 4) * 4)
+        if self._rows < 4:
+            raise ValueError(
+                f"memory = {memory} bytes: this mechanism needs room for four rows of noise at least, {16 * width} bytes"
+            )
+        self._made = np.zeros((self._rows, width), np.float32)
+        self._first, self._last, self._block = 0, 0, 0
+
+    @property
+    def memory(self) -> int:
+        return self._made.nbytes
+
+    def begin(self, step: int) -> bool:
+        if self._first <= step < self._last:
+            return False
+        while self._block + 1 < len(self._blocks) and self._blocks[self._block + 1][0] <= step:
+            self._block += 1
+        start, block = self._blocks[self._block]
+        self._first = start + (step - start) // self._rows * self._rows
+        self._last = min(self._first + self._rows, start + len(block))
+        key = id(block)
+        if key not in self._inverses:
+            inverse = self._scale * solve_triangular(block, np.eye(len(block)), lower=True)
+            self._inverses[key] = inverse.astype(np.float32)
+        self._inverse = self._inverses[key]
+        return True
+
+    def work(self, step: int, piece: Piece, out: Row) -> None:
+        start = self._blocks[self._block][0]
+        first, last = self._first - start, self._last - start
+        made = self._made[:, piece.start : piece.stop]
+        made[:] = 0
+        panel = np.zeros((PANEL, piece.stop - piece.start), np.float32)
+        for begin in range(0, last, PANEL):
+            end = min(begin + PANEL, last)
+            top = max(first, begin) // 4 * 4  # rows above it do not see these normals
+            top = max(top, first)
+            coefficients = np.zeros((-(-(last - top) // 4) * 4, PANEL), np.float32)
+            coefficients[: last - top, : end - begin] = self._inverse[top:last, begin:end]
+            if not coefficients.any():
+                continue
+            for i in range(begin, end):
+                piece.normals.fill(start + i, piece.first_chunk, panel[i - begin])
+            accumulate(coefficients, panel, made[top - first : top - first + len(coefficients)])
+        self.copy(step, piece, out)
+
+    def copy(self, step: int, piece: Piece, out: Row) -> None:
+        out[:] = self._made[step - self._first, piece.start : piece.stop]
+
+    def restart(self, step: int) -> int:
+        self._first = self._last = self._block = 0
+        return step
+
+
+# ---- the inner loops; float64 coefficients, float32 rows, no reassociation ---------------------------------
+
+
+@numba.njit(nogil=True, cache=True, boundscheck=False)
+def scale_row(row: Row, scale: float) -> None:
+    for i in range(row.shape[0]):
+        row[i] = np.float32(row[i] * scale)
+
+
+@numba.njit(nogil=True, cache=True, boundscheck=False)
+def ring_step(row: Row, ring: Row, coefficients: Array, diagonal: float, scale: float, slot: int) -> None:
+    sums = np.empty(CHUNK)
+    for base in range(0, row.shape[0], CHUNK):
+        here = row[base : base + CHUNK]
+        for i in range(CHUNK):
+            sums[i] = here[i] * scale
+        for k in range(ring.shape[0]):
+            c = coefficients[k]
+            if c != 0.0:
+                past = ring[k, base : base + CHUNK]
+                for i in range(CHUNK):
+                    sums[i] -= c * past[i]
+        kept = ring[slot, base : base + CHUNK]
+        for i in range(CHUNK):
+            here[i] = np.float32(sums[i] / diagonal)
+            kept[i] = here[i]
+
+
+@numba.njit(nogil=True, cache=True, boundscheck=False)
+def state_step(row: Row, state: Row, r: Array, q: Array, decay: Array, delta: float, scale: float) -> None:
+    sums = np.empty(CHUNK)
+    for base in range(0, row.shape[0], CHUNK):
+        here = row[base : base + CHUNK]
+        for i in range(CHUNK):
+            sums[i] = here[i] * scale
+        for k in range(state.shape[0]):
+            c, s = r[k], state[k, base : base + CHUNK]
+            for i in range(CHUNK):
+                sums[i] -= c * s[i]
+        for i in range(CHUNK):
+            sums[i] /= delta
+            here[i] = np.float32(sums[i])
+        for k in range(state.shape[0]):
+            c, f, s = q[k], decay[k], state[k, base : base + CHUNK]
+            for i in range(CHUNK):
+                s[i] = np.float32(f * (s[i] + c * sums[i]))
+
+
+@numba.njit(nogil=True, cache=True, boundscheck=False)
+def accumulate(c: Row, z: Row, made: Row) -> None:
+    """``made += c @ z``, each entry summed in the order of the steps, whatever the shapes."""
+    for base in range(0, z.shape[1], CHUNK):
+        for r in range(0, c.shape[0], 4):
+            m0, m1 = made[r, base : base + CHUNK], made[r + 1, base : base + CHUNK]
+            m2, m3 = made[r + 2, base : base + CHUNK], made[r + 3, base : base + CHUNK]
+            for j in range(0, c.shape[1], 4):
+                z0, z1 = z[j, base : base + CHUNK], z[j + 1, base : base + CHUNK]
+                z2, z3 = z[j + 2, base : base + CHUNK], z[j + 3, base : base + CHUNK]
+                a0, a1, a2, a3 = c[r, j], c[r, j + 1], c[r, j + 2], c[r, j + 3]
+                b0, b1, b2, b3 = c[r + 1, j], c[r + 1, j + 1], c[r + 1, j + 2], c[r + 1, j + 3]
+                d0, d1, d2, d3 = c[r + 2, j], c[r + 2, j + 1], c[r + 2, j + 2], c[r + 2, j + 3]
+                e0, e1, e2, e3 = c[r + 3, j], c[r + 3, j + 1], c[r + 3, j + 2], c[r + 3, j + 3]
+                for i in range(CHUNK):
+                    x0, x1, x2, x3 = z0[i], z1[i], z2[i], z3[i]
+                    m0[i] = (((m0[i] + a0 * x0) + a1 * x1) + a2 * x2) + a3 * x3
+                    m1[i] = (((m1[i] + b0 * x0) + b1 * x1) + b2 * x2) + b3 * x3
+                    m2[i] = (((m2[i] + d0 * x0) + d1 * x1) + d2 * x2) + d3 * x3
+                    m3[i] = (((m3[i] + e0 * x0) + e1 * x1) + e2 * x2) + e3 * x3

@@ -1,0 +1,122 @@
+r"""Standard normals as a pure function of (subkey, step, lane, position): AES in counter mode, then Box and Muller.
+
+A *chunk* is 1,024 normals from 256 AES blocks, at the counter ``lane·2¹¹² + step·2⁶⁴ + 256·chunk``. Of each pair of
+32-bit words, 40 bits make the radius (so it reaches 7.5 standard deviations) and 24 the angle. The arithmetic is
+float32 without reassociation or contraction: the same bits on every machine, however many threads or chunks are drawn
+at once.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from randomgen import AESCounter
+
+CHUNK = 1024
+HALF = CHUNK // 2
+BLOCKS = CHUNK // 4  # AES blocks a chunk
+
+Row = NDArray[np.float32]
+
+
+class Normals:
+    """The normals of one tensor in one run."""
+
+    def __init__(self, subkey: int) -> None:
+        self._subkey = subkey
+        self._local = threading.local()  # each thread has a generator of its own, and remembers where it stands
+
+    def fill(self, step: int, first_chunk: int, out: Row, lane: int = 0) -> None:
+        """The chunks from ``first_chunk`` on, as many as ``out`` (a whole number of chunks) has room for.
+
+        Guarantee: depends on nothing but the subkey, the step, the lane and the chunk.   [G12]
+        """
+        block = (lane << 112) + (step << 64) + first_chunk * BLOCKS
+        generator = self._at(block)
+        words = generator.random_raw(len(out) // 2).view(np.uint32)
+        self._local.block = block + len(out) // 4
+        to_normals(words, out)
+
+    def _at(self, block: int) -> Any:
+        generator = getattr(self._local, "generator", None)
+        if generator is None or block < self._local.block:
+            # PRIVACY: key=, not seed=: a seed would pass through a weak mixer.   [G12]
+            generator = self._local.generator = AESCounter(key=self._subkey, counter=block)
+        elif block > self._local.block:
+            generator.advance(2 * (block - self._local.block))
+        self._local.block = block
+        return generator
+
+
+# ---- the arithmetic ----------------------------------------------------------------------------------------
+# Polynomials of the Cephes library (S. Moshier) for the logarithm on [√½, √2] and for sine and cosine on [−π/4, π/4].
+
+_f, _i, _u = np.float32, np.int32, np.uint32
+_LOG = tuple(
+    _f(c)
+    for c in (
+        7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+        -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+    )
+)  # fmt: skip
+_LN2_HIGH, _LN2_LOW = _f(0.693359375), _f(-2.12194440e-4)
+_SIN = tuple(_f(c) for c in (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1))
+_COS = tuple(_f(c) for c in (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2))
+_RADIANS, _EIGHTH = _f(math.pi / 2 * 2.0**-22), _f(math.pi / 4)
+_ROOT_HALF_BITS = _i(0x3F3504F3)
+_UNIT, _LOW, _MIDDLE = _f(2.0**-24), _f(2.0**-16), _f(2.0**-17)
+_ONE, _TWO, _ONE_HALF = _f(1.0), _f(2.0), _f(0.5)
+
+
+@numba.njit(nogil=True, cache=True, boundscheck=False)
+def to_normals(words: NDArray[np.uint32], out: Row) -> None:
+    """As many normals as words; in each chunk, the first half of the words is paired with the second."""
+    u = np.empty(HALF, np.float32)
+    mantissa = np.empty(HALF, np.float32)
+    exponent = np.empty(HALF, np.float32)
+    radius = np.empty(HALF, np.float32)
+    u_bits, mantissa_bits = u.view(np.int32), mantissa.view(np.int32)
+    for base in range(0, out.shape[0], CHUNK):
+        first, second = words[base : base + HALF], words[base + HALF : base + CHUNK]
+        cosines, sines = out[base : base + HALF], out[base + HALF : base + CHUNK]
+        for i in range(HALF):  # a uniform number in (0, 1] with 40 bits, the low ones of weight where it is small
+            high = _f(_i(first[i] >> _u(8)))
+            low = _f(_i(((first[i] & _u(255)) << _u(8)) | (second[i] & _u(255))))
+            u[i] = (high + (low * _LOW + _MIDDLE)) * _UNIT
+        for i in range(HALF):  # u = mantissa·2^exponent with the mantissa between √½ and √2
+            power = _i(_i(u_bits[i] - _ROOT_HALF_BITS) >> _i(23))
+            exponent[i] = _f(power)
+            mantissa_bits[i] = _i(u_bits[i] - _i(power << _i(23)))
+        for i in range(HALF):
+            x = mantissa[i] - _ONE
+            y = _LOG[0]
+            y = y * x + _LOG[1]
+            y = y * x + _LOG[2]
+            y = y * x + _LOG[3]
+            y = y * x + _LOG[4]
+            y = y * x + _LOG[5]
+            y = y * x + _LOG[6]
+            y = y * x + _LOG[7]
+            y = y * x + _LOG[8]
+            square = x * x
+            y = y * x * square + _LN2_LOW * exponent[i] - _ONE_HALF * square
+            logarithm = (x + y) + _LN2_HIGH * exponent[i]
+            radius[i] = np.sqrt(abs(_TWO * logarithm))
+        for i in range(HALF):  # two bits choose the quadrant, 22 the angle within it
+            angle = _i(second[i] >> _u(8))
+            quadrant = _i(angle >> _i(22))
+            x = _f(_i(angle & _i(0x3FFFFF))) * _RADIANS - _EIGHTH
+            square = x * x
+            sine = ((_SIN[0] * square + _SIN[1]) * square + _SIN[2]) * square * x + x
+            cosine = ((_COS[0] * square + _COS[1]) * square + _COS[2]) * square * square
+            cosine = cosine - _ONE_HALF * square + _ONE
+            odd = _f(_i(quadrant & _i(1)))
+            even = _ONE - odd
+            r = radius[i] * (_ONE - _f(_i(quadrant & _i(2))))
+            cosines[i] = r * (even * cosine - odd * sine)
+            sines[i] = r * (even * sine + odd * cosine)

@@ -1,0 +1,157 @@
+"""`PrivacyStatement`: what was promised, in English for people and as JSON for programs.
+
+Everything in it can be derived again from the mechanism file and the JSON by someone who does not trust this library;
+``examples/recheck.py`` does so without importing it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import textwrap
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+ADJACENCY_WORDS = {
+    "zero-out": "one {unit}'s contributions are replaced by nothing, its place in the batches kept",
+    "replace-one": "one {unit}'s contributions are replaced by any others",
+    "add-remove": "one {unit} is added or removed",
+}
+SAMPLER_WORDS = {
+    "fixed-order": "batches in a fixed order; the order itself need not be random, and no amplification is claimed",
+    "hash-slots": "batches assigned by a hash of each record, so that one more record moves no other; no "
+    "amplification is claimed",
+    "poisson": "Poisson samples, each record in each batch by an independent coin; the amplification claimed here "
+    "holds for this sampler and no other",
+}
+CAVEATS = (
+    "The analysis is of idealised real arithmetic; floating-point noise has gaps that an adversary with every last "
+    "bit of every output might use.",
+    "The number of records, the number of steps and the batch size are taken to be public.",
+)
+NOT_PRIVATE = (
+    "losses, accuracies and gradient norms on the training data, if anyone looks at them",
+    "the choice of hyper-parameters, if it was made by training on the same data",
+    "anything, once the noise key is known",
+)
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """A promise, as data. ``print`` it for the words."""
+
+    mechanism: str
+    steps: int
+    participation: str
+    unit: str
+    adjacency: str
+    adjacency_factor: float
+    sampler: str
+    sampling_rate: float | None
+    clip_norm: float
+    noise_multiplier: float
+    sensitivity: float
+    sensitivity_is_exact: bool
+    noise_scale: float
+    delta: float
+    epsilon: float
+    mu: float | None
+    rho: float | None
+    released_rows: int
+    released_sensitivity: float
+    released_epsilon: float
+    noise_source: str
+    digest: str
+    versions: dict[str, str]
+    caveats: tuple[str, ...] = CAVEATS
+    not_private: tuple[str, ...] = NOT_PRIVATE
+
+    def to_json(self) -> str:
+        """All of it, as JSON."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        unit = self.unit
+        whole = f"({rounded_up(self.epsilon)}, {self.delta:g})"
+        spent = ""
+        if self.released_rows < self.steps:
+            spent = (
+                f" Of the {self.steps} steps, {self.released_rows} have been released so far: those alone are "
+                f"({rounded_up(self.released_epsilon)}, {self.delta:g})-differentially private."
+            )
+        bound = "" if self.sensitivity_is_exact else " (an upper bound)"
+        also = (
+            ""
+            if self.mu is None or self.rho is None
+            else f" It is {rounded_up(self.mu)}-GDP and {rounded_up(self.rho)}-zCDP."
+        )
+        rate = f" at rate {self.sampling_rate:g}" if self.sampling_rate is not None else ""
+        paragraphs = [
+            f"All that is released of this training together is {whole}-differentially private for each {unit}, in "
+            f"the sense that {ADJACENCY_WORDS[self.adjacency].format(unit=unit)} ({self.adjacency}).{also}{spent}",
+            f"It rests on: each {unit} takes part as planned ({self.participation}, in {self.steps} steps); "
+            f"{SAMPLER_WORDS[self.sampler]}{rate}; the sum of one {unit}'s gradients in a step is clipped to "
+            f"norm {self.clip_norm:g}; to the sum over the batch is added the noise of {self.mechanism}, with noise "
+            f"multiplier {self.noise_multiplier:.6g}, encoder sensitivity {self.sensitivity:.6g}{bound}, and so a "
+            f"standard deviation of {self.noise_scale:.6g} before correlation.",
+            f"Noise: {self.noise_source}.",
+            " ".join(self.caveats),
+            "Not private: " + "; ".join(self.not_private) + ".",
+            f"Mechanism {self.digest[:16]}…, " + ", ".join(f"{k} {v}" for k, v in self.versions.items()) + ".",
+        ]
+        return "\n".join(textwrap.fill(paragraph, 100) for paragraph in paragraphs)
+
+
+def rounded_up(value: float) -> str:
+    """Four digits, and never less than the value.
+
+    >>> rounded_up(8.0001), rounded_up(0.5), rounded_up(1234.5678)
+    ('8.001', '0.5', '1235')
+    """
+    if value <= 0:
+        return "0"
+    # PRIVACY: a promise that is shortened is rounded to the safe side; what float arithmetic added (1e-9) is not.   [G7]
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    return f"{math.ceil(value / unit * (1 - 2e-9)) * unit:.6g}"
+
+
+def state(mechanism: Any, delta: float, released: int, insecure: bool) -> PrivacyStatement:
+    """The statement of a `Mechanism`, at ``delta``, with ``released`` rows given out."""
+    f = mechanism.factorization
+    secure = "drawn with AES-128 in counter mode from a secret key, 128 bits of security"
+    return PrivacyStatement(
+        mechanism=f.name,
+        steps=mechanism.steps,
+        participation=f.participation.describe(),
+        unit=mechanism.unit,
+        adjacency=mechanism.adjacency,
+        adjacency_factor=mechanism.adjacency_factor,
+        sampler=mechanism.sampler,
+        sampling_rate=mechanism.sampling_rate,
+        clip_norm=mechanism.clip_norm,
+        noise_multiplier=mechanism.noise_multiplier,
+        sensitivity=mechanism.sensitivity,
+        sensitivity_is_exact=mechanism.amplified or f.sensitivity_is_exact,
+        noise_scale=mechanism.noise_scale,
+        delta=delta,
+        epsilon=mechanism.epsilon(delta),
+        mu=mechanism.mu(),
+        rho=mechanism.rho(),
+        released_rows=released,
+        released_sensitivity=mechanism.sensitivity if mechanism.amplified else f.sensitivity_of(released),
+        released_epsilon=mechanism.epsilon(delta, rows=released),
+        # PRIVACY: a key that anyone can guess protects nobody, and the statement must say so.   [G10]
+        noise_source="INSECURE, from a seed that can be guessed; for tests and studies only, protects nobody"
+        if insecure
+        else secure,
+        digest=mechanism.digest,
+        versions=versions(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of what the promise was computed with."""
+    names = ("antiphase", "numpy", "scipy", "numba", "randomgen", "dp-accounting")
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}
