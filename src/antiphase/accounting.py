@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
-from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, ndtr
 
 from antiphase import _checks as check
@@ -48,9 +47,9 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     high = 1.0
     while _log_delta(s, high) > target:
         high *= 2
-    root = _root(lambda e: _log_delta(s, e) - target, 0.0, high)
-    # PRIVACY: rounded up, by more than the root finder and the formula can be off.   [G7]
-    return root * (1 + ROUNDING) + 1e-15
+    least = _smallest(lambda e: _log_delta(s, e) <= target, 0.0, high)
+    # PRIVACY: rounded up, by more than the formula can be off.   [G7]
+    return least * (1 + ROUNDING)
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
@@ -68,9 +67,9 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
         low /= 2
     while _log_delta(high, epsilon) > target:
         high *= 2
-    root = math.exp(_root(lambda x: _log_delta(math.exp(x), epsilon) - target, math.log(low), math.log(high)))
+    least = _smallest(lambda s: _log_delta(s, epsilon) <= target, low, high)
     # PRIVACY: rounded up, by more than ε is.   [G7]
-    return root * (1 + MARGIN)
+    return least * (1 + MARGIN)
 
 
 def gdp(noise_multiplier: float) -> float:
@@ -140,10 +139,16 @@ def _log_delta(s: float, epsilon: float) -> float:
     return -0.5 * x * x + math.log(0.5 * difference)
 
 
-def _root(f: Callable[[float], float], low: float, high: float) -> float:
-    if f(low) == f(high):
-        return high
-    return float(brentq(f, low, high, xtol=1e-300, rtol=8.9e-16, maxiter=500))
+def _smallest(private: Callable[[float], bool], low: float, high: float) -> float:
+    """The least float in (low, high] for which ``private`` holds, which it does from somewhere on.
+
+    By bisection, so that the answer is one that was seen to be private.
+    """
+    while True:
+        middle = low + (high - low) / 2
+        if not low < middle < high:
+            return high
+        low, high = (low, middle) if private(middle) else (middle, high)
 
 
 def checked_delta(name: str, delta: float) -> float:

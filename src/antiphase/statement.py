@@ -7,10 +7,10 @@ Everything in it can be derived again from the mechanism file and the JSON by so
 from __future__ import annotations
 
 import json
-import math
 import platform
 import textwrap
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context
 from importlib import metadata
 from typing import Any
 
@@ -110,11 +110,8 @@ def rounded_up(value: float) -> str:
     >>> rounded_up(8.0001), rounded_up(0.5), rounded_up(1234.5678)
     ('8.001', '0.5', '1235')
     """
-    if value <= 0:
-        return "0"
-    # PRIVACY: a promise that is shortened is rounded to the safe side; what float arithmetic added (1e-9) is not.   [G7]
-    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
-    return f"{math.ceil(value / unit * (1 - 2e-9)) * unit:.6g}"
+    # PRIVACY: a promise that is shortened is rounded up.   [G7]
+    return f"{Context(prec=4, rounding=ROUND_CEILING).create_decimal(value).normalize():f}"
 
 
 def state(mechanism: Any, delta: float, released: int, insecure: bool) -> PrivacyStatement:

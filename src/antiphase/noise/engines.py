@@ -54,7 +54,8 @@ class Engine(ABC):
         """Make the piece of row ``step`` into ``out``, which is that piece of the row."""
 
     def copy(self, step: int, piece: Piece, out: Row) -> None:
-        """Instead of `work`, for engines whose `begin` may say False."""
+        """Instead of `work`, where `begin` said False."""
+        raise RuntimeError(f"{type(self).__name__} has no row {step} at hand")
 
     @abstractmethod
     def restart(self, step: int) -> int:
@@ -174,7 +175,7 @@ class Regenerated(Engine):
         self._rows = min(memory // (4 * width) // 4 * 4, -(-longest // 4) * 4)
         if self._rows < 4:
             raise ValueError(
-                f"memory = {memory} bytes: this mechanism needs room for four rows of noise at least, {16 * width} bytes"
+                f"memory = {memory} bytes: this mechanism needs room for four rows of noise, {16 * width} bytes"
             )
         self._made = np.zeros((self._rows, width), np.float32)
         self._first, self._last, self._block = 0, 0, 0

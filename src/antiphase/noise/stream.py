@@ -194,8 +194,8 @@ class NoiseStream:
         if count > self.remaining:
             # PRIVACY: past the plan there is no noise that is accounted for.   [G13]
             raise HorizonError(
-                f"{count} more row(s) after {self._position} of {self.steps}: the mechanism was planned for {self.steps} "
-                "steps. Nothing was drawn. Design one for as many steps as training takes"
+                f"{count} more row(s) after {self._position} of {self.steps}, and the plan has no more. "
+                "Nothing was drawn. Design one for as many steps as training takes"
             )
 
     def _make(self, step: int, row: Row) -> None:
