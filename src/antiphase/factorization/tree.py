@@ -59,9 +59,13 @@ class Tree(Factorization):
 
     def _columns(self, rows: int | None = None) -> Columns:
         # PRIVACY: HᵀH ⪰ C'ᵀC', and entry by entry non-negative: the nodes never cost less than the encoder.   [G1]
-        # For the full estimator C'ᵀC' = HᵀH: there the nodes are the encoder.
-        nodes = self.by_nodes or self.estimator == "full"
-        return _NodeColumns(self.steps, rows) if nodes else super()._columns(rows)
+        if self.by_nodes:
+            # PRIVACY: the full estimator's first rows rest on nodes that are still incomplete; the others' do not.   [G1]
+            last = self.steps if rows is None or self.estimator == "full" else rows
+            return _NodeColumns(self.steps if rows is None else rows, last)
+        if self.estimator == "full" and rows is None:
+            return _NodeColumns(self.steps, self.steps)  # C'ᵀC' = HᵀH
+        return super()._columns(rows)
 
     @property
     def bands(self) -> int:
@@ -81,11 +85,10 @@ class Tree(Factorization):
 
 
 class _NodeColumns:
-    """The columns of ``H``: two steps share the nodes that hold both."""
+    """The first ``steps`` columns of ``H``: two steps share the nodes that hold both and end by step ``last``."""
 
-    def __init__(self, steps: int, rows: int | None) -> None:
-        self.steps = steps if rows is None else rows
-        self._last = self.steps
+    def __init__(self, steps: int, last: int) -> None:
+        self.steps, self._last = steps, last
 
     def squared_norms(self) -> Array:
         return self._shared(np.arange(self.steps), np.arange(self.steps))

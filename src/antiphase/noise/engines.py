@@ -85,8 +85,8 @@ class Ring(Engine):
     def work(self, step: int, piece: Piece, out: Row) -> None:
         piece.normals.fill(step, piece.first_chunk, out)
         if self._past:
-            ring = self._ring[:, piece.start : piece.stop]
-            ring_step(out, ring, self._coefficients, self._diagonal, self._scale, step % self._past)
+            slot = step % self._past
+            ring_step(out, self._ring, piece.start, self._coefficients, self._diagonal, self._scale, slot)
         else:
             scale_row(out, self._scale / self._diagonal)
 
@@ -114,8 +114,8 @@ class States(Engine):
 
     def work(self, step: int, piece: Piece, out: Row) -> None:
         piece.normals.fill(step, piece.first_chunk, out)
-        state = self._state[:, piece.start : piece.stop]
-        state_step(out, state, self._r[step], self._q[step], self._decay[step], float(self._delta[step]), self._scale)
+        coefficients = self._r[step], self._q[step], self._decay[step], float(self._delta[step])
+        state_step(out, self._state, piece.start, *coefficients, self._scale)
 
     def restart(self, step: int) -> int:
         self._state[:] = 0
@@ -177,7 +177,8 @@ class Regenerated(Engine):
             raise ValueError(
                 f"memory = {memory} bytes: this mechanism needs room for four rows of noise, {16 * width} bytes"
             )
-        self._made = np.zeros((self._rows, width), np.float32)
+        # Chunk by chunk, so that what is worked on at one time lies together.
+        self._made = np.zeros((width // CHUNK, self._rows, CHUNK), np.float32)
         self._first, self._last, self._block = 0, 0, 0
 
     @property
@@ -202,9 +203,9 @@ class Regenerated(Engine):
     def work(self, step: int, piece: Piece, out: Row) -> None:
         start = self._blocks[self._block][0]
         first, last = self._first - start, self._last - start
-        made = self._made[:, piece.start : piece.stop]
+        made = self._made[piece.start // CHUNK : piece.stop // CHUNK]
         made[:] = 0
-        panel = np.zeros((PANEL, piece.stop - piece.start), np.float32)
+        panel = np.zeros((len(made), PANEL, CHUNK), np.float32)
         for begin in range(0, last, PANEL):
             end = min(begin + PANEL, last)
             top = max(first, begin) // 4 * 4  # rows above it do not see these normals
@@ -214,12 +215,14 @@ class Regenerated(Engine):
             if not coefficients.any():
                 continue
             for i in range(begin, end):
-                piece.normals.fill(start + i, piece.first_chunk, panel[i - begin])
-            accumulate(coefficients, panel, made[top - first : top - first + len(coefficients)])
+                piece.normals.fill(start + i, piece.first_chunk, out)
+                panel[:, i - begin] = out.reshape(-1, CHUNK)
+            accumulate(coefficients, panel, made, top - first)
         self.copy(step, piece, out)
 
     def copy(self, step: int, piece: Piece, out: Row) -> None:
-        out[:] = self._made[step - self._first, piece.start : piece.stop]
+        made = self._made[piece.start // CHUNK : piece.stop // CHUNK, step - self._first]
+        out.reshape(made.shape)[:] = made
 
     def restart(self, step: int) -> int:
         self._first = self._last = self._block = 0
@@ -236,10 +239,11 @@ def scale_row(row: Row, scale: float) -> None:
 
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)
-def ring_step(row: Row, ring: Row, coefficients: Array, diagonal: float, scale: float, slot: int) -> None:
+def ring_step(row: Row, ring: Row, start: int, coefficients: Array, diagonal: float, scale: float, slot: int) -> None:
     sums = np.empty(CHUNK)
-    for base in range(0, row.shape[0], CHUNK):
-        here = row[base : base + CHUNK]
+    for offset in range(0, row.shape[0], CHUNK):
+        here = row[offset : offset + CHUNK]
+        base = start + offset
         for i in range(CHUNK):
             sums[i] = here[i] * scale
         for k in range(ring.shape[0]):
@@ -255,10 +259,11 @@ def ring_step(row: Row, ring: Row, coefficients: Array, diagonal: float, scale: 
 
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)
-def state_step(row: Row, state: Row, r: Array, q: Array, decay: Array, delta: float, scale: float) -> None:
+def state_step(row: Row, state: Row, start: int, r: Array, q: Array, decay: Array, delta: float, scale: float) -> None:
     sums = np.empty(CHUNK)
-    for base in range(0, row.shape[0], CHUNK):
-        here = row[base : base + CHUNK]
+    for offset in range(0, row.shape[0], CHUNK):
+        here = row[offset : offset + CHUNK]
+        base = start + offset
         for i in range(CHUNK):
             sums[i] = here[i] * scale
         for k in range(state.shape[0]):
@@ -275,15 +280,14 @@ def state_step(row: Row, state: Row, r: Array, q: Array, decay: Array, delta: fl
 
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)
-def accumulate(c: Row, z: Row, made: Row) -> None:
-    """``made += c @ z``, each entry summed in the order of the steps, whatever the shapes."""
-    for base in range(0, z.shape[1], CHUNK):
+def accumulate(c: Row, z: Row, made: Row, top: int) -> None:
+    """``made[top:] += c @ z``, chunk by chunk, each entry summed in the order of the steps, whatever the shapes."""
+    for chunk in range(made.shape[0]):
         for r in range(0, c.shape[0], 4):
-            m0, m1 = made[r, base : base + CHUNK], made[r + 1, base : base + CHUNK]
-            m2, m3 = made[r + 2, base : base + CHUNK], made[r + 3, base : base + CHUNK]
+            m0, m1 = made[chunk, top + r], made[chunk, top + r + 1]
+            m2, m3 = made[chunk, top + r + 2], made[chunk, top + r + 3]
             for j in range(0, c.shape[1], 4):
-                z0, z1 = z[j, base : base + CHUNK], z[j + 1, base : base + CHUNK]
-                z2, z3 = z[j + 2, base : base + CHUNK], z[j + 3, base : base + CHUNK]
+                z0, z1, z2, z3 = z[chunk, j], z[chunk, j + 1], z[chunk, j + 2], z[chunk, j + 3]
                 a0, a1, a2, a3 = c[r, j], c[r, j + 1], c[r, j + 2], c[r, j + 3]
                 b0, b1, b2, b3 = c[r + 1, j], c[r + 1, j + 1], c[r + 1, j + 2], c[r + 1, j + 3]
                 d0, d1, d2, d3 = c[r + 2, j], c[r + 2, j + 1], c[r + 2, j + 2], c[r + 2, j + 3]

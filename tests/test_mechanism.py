@@ -1,0 +1,160 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+import antiphase as ap
+from antiphase import accounting
+
+
+@pytest.fixture(scope="module")
+def f():
+    return ap.design("dp-mf+", steps=24, epochs=3, tau=8)
+
+
+def test_a_run_is_one_gaussian_mechanism(f):
+    m = ap.calibrate(f, epsilon=3.0, delta=1e-6, clip_norm=0.5)
+    assert m.noise_multiplier == accounting.gaussian_noise_multiplier(3.0, 1e-6)
+    assert 2.999 < m.epsilon() <= 3.0
+    assert m.delta(3.0) <= 1e-6
+    assert m.noise_scale == m.noise_multiplier * 0.5 * f.sensitivity
+    assert m.mu() == pytest.approx(1 / m.noise_multiplier)
+    assert m.rho() == pytest.approx(0.5 / m.noise_multiplier**2)
+
+
+def test_the_encoders_scale_does_not_matter():
+    """An encoder twice as large has twice the sensitivity and twice the noise before, the same noise after."""
+    f = ap.design("anti-pgd", steps=9)
+    assert ap.calibrate(f, noise_multiplier=1.0).noise_scale == pytest.approx(3.0)  # sens² = T
+    assert ap.calibrate(f, noise_multiplier=1.0).epsilon(1e-6) == accounting.gaussian_epsilon(1.0, 1e-6)
+
+
+def test_replacing_a_record_costs_twice(f):
+    zero, replaced = (ap.calibrate(f, epsilon=1.0, delta=1e-6, adjacency=a) for a in ("zero-out", "replace-one"))
+    assert replaced.noise_scale == pytest.approx(2 * zero.noise_scale)
+    assert replaced.epsilon() <= 1.0
+    assert ap.calibrate(f, noise_multiplier=1.0, adjacency="replace-one").epsilon(1e-6) == pytest.approx(
+        accounting.gaussian_epsilon(0.5, 1e-6)
+    )
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "dp-mf", "dp-mf+", "tree", "sqrt-toeplitz"])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_what_is_released_so_far_costs_no_more_than_the_plan(name, epochs):
+    m = ap.calibrate(ap.design(name, steps=12, epochs=epochs), epsilon=2.0, delta=1e-6)
+    spent = [m.epsilon(rows=rows) for rows in range(13)]
+    assert spent[0] == 0.0
+    assert spent[-1] == m.epsilon()
+    assert (np.diff(spent) >= -1e-12).all()
+    assert_rows_are_paid_for(m, exact=True)
+
+
+@pytest.mark.parametrize("estimator", ["full", "online", "plain"])
+def test_a_tree_charged_by_nodes_pays_for_its_first_rows(estimator):
+    f = ap.design("tree", steps=13, estimator=estimator, sensitivity="nodes", epochs=2)
+    assert_rows_are_paid_for(ap.calibrate(f, epsilon=2.0, delta=1e-6), exact=False)
+
+
+def assert_rows_are_paid_for(m, exact):
+    """ε of the first rows is that of the encoder's leading block, or above."""
+    f = m.factorization
+    for rows in range(1, f.steps):
+        sens = ap.sensitivity(f.encoder()[:rows, :rows], f.participation)
+        least = accounting.gaussian_epsilon(m.noise_multiplier * f.sensitivity / sens, 1e-6)
+        spent = m.epsilon(rows=rows)
+        assert spent >= least * (1 - 1e-9)
+        if exact:
+            assert spent == pytest.approx(least, rel=1e-9)
+
+
+def test_blocks_know_what_their_first_rows_cost():
+    f = ap.design("dp-mf+", steps=20, tau=6)
+    for rows in range(1, 21):
+        dense = ap.sensitivity(f.encoder()[:rows, :rows], ap.once())
+        assert f.sensitivity_of(rows) == pytest.approx(dense, rel=1e-12)
+
+
+def test_poisson_samples():
+    f = ap.design("dp-sgd", steps=100, epochs=10)
+    m = ap.calibrate(f, epsilon=2.0, delta=1e-6, sampler="poisson", sampling_rate=0.05, adjacency="add-remove")
+    assert m.epsilon() <= 2.0
+    assert m.noise_scale == m.noise_multiplier  # each step stands for itself: no √k
+    assert m.epsilon(rows=10) < m.epsilon()
+    assert (m.mu(), m.rho()) == (None, None)
+    assert m.noise_multiplier < ap.calibrate(f, epsilon=2.0, delta=1e-6).noise_scale
+
+
+def test_save_and_load(f, tmp_path):
+    m = ap.calibrate(f, epsilon=3.0, delta=1e-6, clip_norm=0.5, unit="user")
+    assert m.save(tmp_path / "m") == m.digest
+    again = ap.load(tmp_path / "m")
+    assert isinstance(again, ap.Mechanism)
+    assert again.digest == m.digest
+    assert (again.noise_scale, again.epsilon(), again.unit) == (m.noise_scale, m.epsilon(), "user")
+    f.save(tmp_path / "f")
+    assert isinstance(ap.load(tmp_path / "f"), ap.Factorization)
+
+
+def test_the_digest_knows_everything_the_noise_depends_on(f):
+    m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-6)
+    others = [
+        dataclasses.replace(m, noise_multiplier=1.1),
+        dataclasses.replace(m, clip_norm=2.0),
+        dataclasses.replace(m, adjacency="replace-one"),
+        dataclasses.replace(m, unit="user"),
+        ap.calibrate(ap.design("dp-mf+", steps=24, epochs=3, tau=7), noise_multiplier=1.0, delta=1e-6),
+    ]
+    assert len({m.digest, *(o.digest for o in others)}) == 6
+    assert ap.calibrate(f, noise_multiplier=1.0, delta=1e-6).digest == m.digest
+
+
+def test_a_mechanism_is_frozen_and_says_what_it_is(f):
+    m = ap.calibrate(f, epsilon=3.0, delta=1e-6)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        m.noise_multiplier = 0.1
+    assert repr(m) == (
+        f"<Mechanism dp-mf+, 24 steps, 3 epochs of 8 steps: noise multiplier {m.noise_multiplier:.6g}, clip norm 1, "
+        "ε = 3 at δ = 1e-06, zero-out>"
+    )
+    assert "μ = 1" in repr(ap.calibrate(f, noise_multiplier=1.0))
+
+
+SGD = ap.design("dp-sgd", steps=8)
+MF = ap.design("dp-mf", steps=8)
+BAD = [
+    (lambda: ap.calibrate(MF), "epsilon = None, noise_multiplier = None"),
+    (lambda: ap.calibrate(MF, epsilon=1.0, noise_multiplier=1.0, delta=1e-6), "give one of the two"),
+    (lambda: ap.calibrate(MF, epsilon=1.0), "delta = None"),
+    (lambda: ap.calibrate(MF, epsilon=0.0, delta=1e-6), "epsilon = 0.0"),
+    (lambda: ap.calibrate(MF, epsilon=float("nan"), delta=1e-6), "epsilon = nan"),
+    (lambda: ap.calibrate(MF, epsilon=1.0, delta=1.0), "delta = 1"),
+    (lambda: ap.calibrate(MF, epsilon=1.0, delta=1e-6, clip_norm=0.0), "clip_norm = 0.0"),
+    (lambda: ap.calibrate(MF, noise_multiplier=-1.0), "noise_multiplier = -1.0"),
+    (lambda: ap.calibrate("dp-mf", noise_multiplier=1.0), "factorization = 'dp-mf'"),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0, unit="person"), "unit = 'person'"),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0, adjacency="swap"), "adjacency = 'swap'"),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0, adjacency="add-remove"), "one record more would shift"),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0, sampling_rate=0.1), "sampling_rate = 0.1: amplification needs"),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0, sampler="shuffle"), "sampler = 'shuffle'"),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1), "independent noise"),
+    (lambda: ap.calibrate(SGD, noise_multiplier=1.0, sampler="poisson"), "sampling_rate = None"),
+    (lambda: ap.calibrate(SGD, noise_multiplier=1.0, sampler="poisson", sampling_rate=2.0), "sampling_rate = 2.0"),
+    (
+        lambda: ap.calibrate(SGD, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1, adjacency="replace-one"),
+        "replace-one",
+    ),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0).epsilon(), "delta = None"),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0).epsilon(1e-6, rows=9), "rows = 9"),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0).epsilon(1e-6, rows=-1), "rows = -1"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), BAD)
+def test_bad_input_is_named(call, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        call()
+
+
+def test_add_remove_is_offered_with_slots_by_hash():
+    m = ap.calibrate(MF, noise_multiplier=1.0, adjacency="add-remove", sampler="hash-slots")
+    assert m.epsilon(1e-6) == accounting.gaussian_epsilon(1.0, 1e-6)

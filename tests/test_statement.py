@@ -1,0 +1,110 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import antiphase as ap
+from antiphase.statement import rounded_up
+
+RECHECK = Path(__file__).parents[1] / "examples" / "recheck.py"
+
+MECHANISMS = {
+    "independent": lambda: ap.design("dp-sgd", steps=20, epochs=4),
+    "toeplitz": lambda: ap.design("chess", steps=20),
+    "normalised": lambda: ap.design("sqrt-toeplitz", steps=20, epochs=2),
+    "dense, epochs": lambda: ap.design("dp-mf", steps=20, epochs=3),
+    "blocks": lambda: ap.design("dp-mf+", steps=23, tau=6),
+    "tree": lambda: ap.design("tree", steps=20, estimator="online"),
+    "tree by nodes": lambda: ap.design("tree", steps=20, sensitivity="nodes", epochs=4),
+    "apart": lambda: ap.design("dp-mf", steps=10, participation=ap.min_separation(2, 4)),
+}
+
+
+def recheck(mechanism, text, folder):
+    mechanism.save(folder / "m.antiphase")
+    (folder / "s.json").write_text(text)
+    command = [sys.executable, str(RECHECK), str(folder / "m.antiphase"), str(folder / "s.json")]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_outsiders_script_is_short_and_knows_nothing_of_us():
+    source = RECHECK.read_text()
+    assert len(source.splitlines()) < 120
+    assert "import antiphase" not in source
+    assert "from antiphase" not in source
+
+
+@pytest.mark.parametrize("make", MECHANISMS.values(), ids=MECHANISMS.keys())
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+def test_an_outsider_comes_to_the_same_figures(make, adjacency, tmp_path):
+    m = ap.calibrate(make(), epsilon=2.0, delta=1e-5, clip_norm=0.7, adjacency=adjacency)
+    done = recheck(m, m.statement().to_json(), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_outsider_comes_to_the_same_figures_with_poisson_samples(tmp_path):
+    f = ap.design("dp-sgd", steps=20)
+    m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5, sampler="poisson", sampling_rate=0.1)
+    assert recheck(m, m.statement().to_json(), tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "factor"), [("epsilon", 0.999), ("sensitivity", 0.999), ("noise_scale", 1.01), ("noise_multiplier", 1.01)]
+)
+def test_a_statement_that_promises_too_much_is_caught(field, factor, tmp_path):
+    m = ap.calibrate(ap.design("dp-mf", steps=12, epochs=2), epsilon=2.0, delta=1e-5)
+    said = json.loads(m.statement().to_json())
+    said[field] *= factor
+    assert recheck(m, json.dumps(said), tmp_path).returncode == 1
+
+
+def test_a_statement_for_another_mechanism_is_caught(tmp_path):
+    f = ap.design("dp-mf", steps=12)
+    other = ap.calibrate(f, epsilon=2.0, delta=1e-5, unit="user")
+    m = ap.calibrate(f, epsilon=2.0, delta=1e-5)
+    done = recheck(m, other.statement().to_json(), tmp_path)
+    assert done.returncode == 1
+    assert "digest" in done.stdout
+
+
+def test_the_words_say_what_matters():
+    m = ap.calibrate(ap.design("dp-mf", steps=12, epochs=2), epsilon=2.0, delta=1e-5, unit="user")
+    text = " ".join(str(m.statement(released=5)).split())
+    for words in (
+        "(2, 1e-05)-differentially private for each user",
+        "zero-out",
+        "5 have been released so far",
+        "2 epochs of 6 steps",
+        "idealised real arithmetic",
+        "public",
+        "Not private: losses",
+        "hyper-parameters",
+        "fixed order",
+        "no amplification",
+        m.digest[:16],
+        "AES-128",
+    ):
+        assert words in text, words
+    assert "INSECURE" in str(m.statement(insecure=True))
+    assert "an upper bound" not in text
+    apart = ap.design("sqrt-toeplitz", steps=10, participation=ap.min_separation(3, 2))
+    assert not apart.sensitivity_is_exact
+    assert "upper bound" in str(ap.calibrate(apart, epsilon=2.0, delta=1e-5).statement())
+
+
+def test_the_json_is_complete():
+    m = ap.calibrate(ap.design("dp-mf", steps=12, epochs=2), epsilon=2.0, delta=1e-5)
+    said = json.loads(m.statement(released=3).to_json())
+    assert said["epsilon"] == m.epsilon()
+    assert said["released_epsilon"] == m.epsilon(rows=3) < m.epsilon()
+    assert set(said["versions"]) >= {"antiphase", "numpy", "python", "randomgen"}
+    assert said["caveats"]
+    assert said["not_private"]
+
+
+def test_promises_are_never_rounded_down():
+    for value in (8.0, 8.0000001, 0.12345, 1234.5678, 1e-7, 7.9999999):
+        assert float(rounded_up(value)) >= value
+    assert (rounded_up(8.0), rounded_up(0.12341), rounded_up(0.0)) == ("8", "0.1235", "0")
