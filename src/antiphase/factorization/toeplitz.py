@@ -12,6 +12,8 @@ from scipy.linalg import toeplitz
 from antiphase import _checks as check
 from antiphase._checks import Array
 from antiphase.factorization.base import Factorization
+from antiphase.participation import Indices
+from antiphase.sensitivity import Columns
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,6 +45,10 @@ class Toeplitz(Factorization):
             norms = np.sqrt(np.cumsum(self.coefficients**2))[lengths - 1]
         return norms
 
+    def _columns(self, rows: int | None = None) -> Columns:
+        steps = self.steps if rows is None else rows
+        return _ToeplitzColumns(self.coefficients, self._column_norms[:steps], steps)
+
     @property
     def bands(self) -> int:
         return len(self.coefficients)
@@ -58,6 +64,33 @@ class Toeplitz(Factorization):
     @classmethod
     def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
         return cls(**common, coefficients=stored["coefficients"], normalized=stored["normalized"])
+
+
+class _ToeplitzColumns:
+    """Columns that are shifts of one another, cut off by the last row, over ``norms``: no matrix is formed."""
+
+    def __init__(self, coefficients: Array, norms: Array, steps: int) -> None:
+        self._c, self._norms, self.steps = coefficients[:steps], norms, steps
+
+    def squared_norms(self) -> Array:
+        every = np.arange(self.steps)
+        return self._products(every, np.zeros(self.steps, dtype=np.intp)) / self._norms**2
+
+    def gram(self, indices: Indices) -> Array:
+        later = np.maximum.outer(indices, indices)
+        lag = np.abs(np.subtract.outer(indices, indices))
+        scale = np.outer(self._norms[indices], self._norms[indices])
+        gram: Array = self._products(later, lag) / scale
+        return gram
+
+    def _products(self, later: Indices, lag: Indices) -> Array:
+        """``Σ c_k c_{k+lag}`` over the rows that both columns reach, the later one beginning at ``later``."""
+        out = np.zeros(later.shape)
+        for distance in np.unique(lag[lag < len(self._c)]):
+            sums = np.cumsum(self._c[: len(self._c) - distance] * self._c[distance:])
+            which = lag == distance
+            out[which] = sums[np.minimum(self.steps - 1 - later[which], len(sums) - 1)]
+        return out
 
 
 def square_root_coefficients(steps: int) -> Array:

@@ -60,7 +60,7 @@ class Tree(Factorization):
     def _columns(self, rows: int | None = None) -> Columns:
         # PRIVACY: HᵀH ⪰ C'ᵀC', and entry by entry non-negative: the nodes never cost less than the encoder.   [G1]
         if self.by_nodes:
-            # PRIVACY: the full estimator's first rows rest on nodes that are still incomplete; the others' do not.   [G1]
+            # PRIVACY: the full estimator's first rows rest on incomplete nodes too; the others' do not.   [G1]
             last = self.steps if rows is None or self.estimator == "full" else rows
             return _NodeColumns(self.steps if rows is None else rows, last)
         if self.estimator == "full" and rows is None:
@@ -72,14 +72,16 @@ class Tree(Factorization):
         return self.steps
 
     def _stored(self) -> dict[str, Any]:
-        """Not needed to build it again, but an outsider can check the sensitivity with it."""
-        return {} if self.by_nodes else {"lower": self.encoder()[np.tril_indices(self.steps)]}
+        """Not needed to build it again, but an outsider can check the sensitivity with it (or else with the nodes)."""
+        return (
+            {} if self.by_nodes or self.estimator == "full" else {"lower": self.encoder()[np.tril_indices(self.steps)]}
+        )
 
     @classmethod
     def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
         tree = cls(**common)
         # PRIVACY: the noise is made from the tree, so a file must not show another encoder than the tree's.   [G6]
-        if not tree.by_nodes and not np.allclose(stored["lower"], tree._stored()["lower"], rtol=1e-9, atol=1e-12):
+        if tree._stored() and not np.allclose(stored["lower"], tree._stored()["lower"], rtol=1e-9, atol=1e-12):
             raise FileFormatError("the stored encoder is not that of the tree")
         return tree
 

@@ -1,0 +1,118 @@
+import copy
+import json
+import os
+import pickle
+import stat
+
+import pytest
+
+import antiphase as ap
+
+SECRET = bytes(range(1, 33))
+
+
+def test_a_key_never_shows():
+    key = ap.Key(SECRET)
+    shown = f"{key!r} {key} {[key]} {vars(type(key)).get('secret')}"
+    assert SECRET.hex() not in shown
+    assert "secret" in repr(key)
+    assert not hasattr(key, "__dict__")
+    for leak in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="not pickled"):
+            leak(key)
+    with pytest.raises(TypeError):
+        json.dumps(key)
+
+
+def test_a_key_is_in_no_state_no_mechanism_and_no_error(tmp_path):
+    key = ap.Key(SECRET)
+    m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0, delta=1e-6)
+    stream = m.noise(10, key=key)
+    stream.next()
+    m.save(tmp_path / "m")
+    for text in (json.dumps(stream.state()), stream.statement().to_json(), repr(stream.__dict__)):
+        assert SECRET.hex() not in text
+    assert SECRET not in (tmp_path / "m").read_bytes()
+
+
+def test_the_file_is_its_owners_alone(tmp_path):
+    path = tmp_path / "key"
+    key = ap.Key.generate()
+    key.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert ap.Key.load(path) == key
+    with pytest.raises(FileExistsError):
+        ap.Key.generate().save(path)
+    for mode in (0o640, 0o604, 0o666):
+        path.chmod(mode)
+        with pytest.raises(ap.KeyFileError, match="lets others read"):
+            ap.Key.load(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"\x80\x04.", b'{"antiphase": "key", "version": 1, "key": "00"}', b"[1]"]
+)
+def test_a_damaged_key_file_is_refused_without_showing_it(tmp_path, content):
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(ap.KeyFileError, match="not a key file") as caught:
+        ap.Key.load(path)
+    assert caught.value.__cause__ is None
+    with pytest.raises(FileNotFoundError):
+        ap.Key.load(tmp_path / "absent")
+
+
+def test_a_key_file_records_its_runs(tmp_path):
+    path = tmp_path / "key"
+    ap.Key.generate().save(path)
+    key = ap.Key.load(path)
+    m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
+    first, second = m.noise(10, key=key), m.noise(10, key=key)
+    assert [r["run"] for r in ap.Key.load(path).runs()] == [first.run, second.run]
+    assert key.runs()[0]["mechanism"] == m.digest
+    assert first.run != second.run
+    m.resume(first.state(), key=ap.Key.load(path))
+    with pytest.raises(ap.KeyFileError, match="knows no run"):
+        m.resume({**first.state(), "run": "0" * 32}, key=key)
+    with open(path, "ab") as file:
+        file.write(b'\n{"run": "cut o')  # a crash in the middle of a record
+    third = m.noise(10, key=ap.Key.load(path))
+    assert [r["run"] for r in ap.Key.load(path).runs()] == [first.run, second.run, third.run]
+
+
+def test_subkeys_are_separate():
+    key = ap.Key(SECRET)
+    parts = [("a", "b"), ("ab", ""), ("", "ab"), ("a", "b", ""), ("b", "a")]
+    assert len({key.subkey(*p) for p in parts} | {ap.Key(SECRET[::-1]).subkey("a", "b")}) == 6
+    assert all(key.subkey(*p) < 2**128 for p in parts)
+
+
+def test_insecure_keys_say_so():
+    key = ap.Key.insecure(3)
+    assert key.is_insecure
+    assert "INSECURE" in repr(key)
+    assert key == ap.Key.insecure(3) != ap.Key.insecure(4)
+    m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0, delta=1e-6)
+    assert "INSECURE" in str(m.noise(10, key=key).statement())
+    assert "INSECURE" not in str(m.noise(10, key=ap.Key.generate()).statement())
+    with pytest.raises(ap.KeyFileError, match="its seed"):
+        key.save("nowhere")
+    assert not os.path.exists("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ap.Key(b""), "32 bytes; these are 0"),
+        (lambda: ap.Key(b"short"), "32 bytes; these are 5"),
+        (lambda: ap.Key(bytes(32)), "zeros"),
+        (lambda: ap.Key("password" * 4), "bytes, not of str"),
+        (lambda: ap.Key.insecure(-1), "seed = -1"),
+        (lambda: ap.Key.insecure("x"), "seed = 'x'"),
+        (lambda: ap.Key.generate().check_run("xyz"), "run = 'xyz'"),
+    ],
+)
+def test_bad_input_is_named(call, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        call()

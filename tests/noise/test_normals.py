@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from scipy import stats
+
+from antiphase.noise.normals import CHUNK, HALF, Normals
+
+KEY = 0x000102030405060708090A0B0C0D0E0F
+
+
+def drawn(chunks, step=0, first=0, lane=0, key=KEY):
+    out = np.empty(chunks * CHUNK, np.float32)
+    Normals(key).fill(step, first, out, lane)
+    return out
+
+
+def expected(step, chunk, lane):
+    """The same chunk from another AES, in float64: the definition written out."""
+    aes = Cipher(algorithms.AES(KEY.to_bytes(16, "little")), modes.ECB()).encryptor()
+    start = (lane << 112) + (step << 64) + chunk * CHUNK // 4
+    blocks = b"".join((start + i).to_bytes(16, "little") for i in range(CHUNK // 4))
+    words = np.frombuffer(aes.update(blocks), "<u4").astype(np.uint64)
+    first, second = words[:HALF], words[HALF:]
+    forty = (first << 8) | (second & 255)
+    radius = np.sqrt(-2 * np.log((forty + 0.5) * 2.0**-40))
+    angle = 2 * np.pi * (second >> 8) * 2.0**-24 - np.pi / 4
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+
+
+@pytest.mark.parametrize(
+    ("step", "chunk", "lane"), [(0, 0, 0), (1, 0, 0), (7, 3, 0), (10**6, 10**5, 5), (2**40, 2**30, 19)]
+)
+def test_normals_are_aes_128_in_counter_mode(step, chunk, lane):
+    np.testing.assert_allclose(drawn(1, step, chunk, lane), expected(step, chunk, lane), atol=4e-5)
+
+
+def test_any_order_and_any_number_at_once_give_the_same():
+    whole = {(s, c): drawn(1, s, c) for s in range(3) for c in range(6)}
+    normals = Normals(KEY)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        step, first = int(rng.integers(3)), int(rng.integers(6))
+        count = int(rng.integers(1, 7 - first))
+        out = np.empty(count * CHUNK, np.float32)
+        normals.fill(step, first, out)
+        for i in range(count):
+            np.testing.assert_array_equal(out[i * CHUNK : (i + 1) * CHUNK], whole[step, first + i])
+
+
+def test_they_are_normal():
+    """16 million: moments, and counts in 60 bins and in the tails, within 5 standard errors."""
+    x = drawn(16_000).astype(np.float64)
+    n = len(x)
+    moments = {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 6: (15, 10170)}  # mean and variance of x^k
+    for power, (mean, variance) in moments.items():
+        assert abs((x**power).mean() - mean) < 5 * np.sqrt(variance / n), power
+    edges = np.concatenate([[-np.inf], np.linspace(-3, 3, 59), [np.inf]])
+    p = np.diff(stats.norm.cdf(edges))
+    counts, _ = np.histogram(x, edges)
+    z = (counts - n * p) / np.sqrt(n * p * (1 - p))
+    assert np.abs(z).max() < 5
+    assert abs(np.square(z).sum() - len(p)) < 5 * np.sqrt(2 * len(p))
+    for tail in (3.5, 4.0, 4.5, 5.0):
+        rate = 2 * stats.norm.sf(tail)
+        assert abs((np.abs(x) > tail).sum() - n * rate) < 5 * np.sqrt(n * rate), tail
+    assert np.isfinite(x).all()
+    pairs = x.reshape(-1, 2, HALF)
+    assert abs((pairs[:, 0] * pairs[:, 1]).mean()) < 5 / np.sqrt(n / 2)
+    assert abs((pairs[:, 0] ** 2 * pairs[:, 1] ** 2).mean() - 1) < 5 * np.sqrt(8 / (n / 2))
+    assert abs((x[1:] * x[:-1]).mean()) < 5 / np.sqrt(n)

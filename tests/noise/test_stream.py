@@ -1,0 +1,326 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import solve_triangular
+
+import antiphase as ap
+from antiphase.factorization.dense import Dense
+from antiphase.noise import stream as module
+from antiphase.noise.engines import Nodes, Regenerated, Ring, States
+from antiphase.noise.stream import engine_for, parse_memory
+from antiphase.objective import Average
+from tests.statistics import whitening
+
+T, D = 32, 20_000
+RUN = "0123456789abcdef" * 2
+
+
+def banded():
+    C = np.eye(T) + 0.5 * np.eye(T, k=-1) - 0.2 * np.eye(T, k=-3)
+    return Dense("banded", ap.Workload.sgd(T), Average(), ap.once(), C)
+
+
+ENGINES = {  # name: (factorization, the engine it must get, diagonals up to which a ring is used)
+    "independent": (lambda: ap.design("dp-sgd", steps=T), Ring, 64),
+    "ring": (banded, Ring, 64),
+    "ring, whole": (lambda: ap.design("dp-mf", steps=T, epochs=4), Ring, 64),
+    "ring, blocks": (lambda: ap.design("dp-mf+", steps=T, tau=5), Ring, 64),
+    "ring, toeplitz": (lambda: ap.design("sqrt-toeplitz", steps=T), Ring, 64),
+    "regenerated": (lambda: ap.design("dp-mf", steps=T, epochs=4), Regenerated, 1),
+    "regenerated, blocks": (lambda: ap.design("dp-mf+", steps=T, tau=7), Regenerated, 1),
+    "regenerated, anti": (lambda: ap.design("anti-pgd", steps=T), Regenerated, 1),
+    "tree, full": (lambda: ap.design("tree", steps=T), States, 64),
+    "tree, full, 27 steps": (lambda: ap.design("tree", steps=27), States, 64),
+    "tree, online": (lambda: ap.design("tree", steps=T, estimator="online"), Nodes, 64),
+    "tree, plain": (lambda: ap.design("tree", steps=T, estimator="plain"), Nodes, 64),
+}
+EVERY_ENGINE = pytest.mark.parametrize("name", ENGINES)
+
+
+@pytest.fixture
+def mechanism(name, monkeypatch):
+    make, engine, longest = ENGINES[name]
+    monkeypatch.setattr(module, "LONGEST_RING", longest)
+    f = make()
+    assert isinstance(engine_for(f, 1.0, 1024, 10**8), engine)
+    return ap.calibrate(f, noise_multiplier=1.3, clip_norm=0.7, delta=1e-6)
+
+
+def rows_of(mechanism, dimension=D, seed=1, run=RUN, **options):
+    return np.array(list(mechanism.noise(dimension, key=ap.Key.insecure(seed), run=run, **options)))
+
+
+@EVERY_ENGINE
+def test_the_noise_is_that_of_the_mechanism(mechanism):
+    rows = rows_of(mechanism)
+    assert rows.dtype == np.float32
+    worst, which = whitening.worst(rows, mechanism.factorization.encoder(), mechanism.noise_scale)
+    assert worst < whitening.LIMIT, which
+
+
+@pytest.mark.parametrize("name", ["ring, whole", "regenerated", "tree, online", "independent"])
+def test_the_whitening_test_notices(mechanism):
+    """Noise × 0.98, a reused row, a restart, a shared stream and independent noise all go red."""
+    C, scale = mechanism.factorization.encoder(), mechanism.noise_scale
+    rows = rows_of(mechanism)
+    reused = rows.copy()
+    reused[20] = reused[11]
+    restarted = np.concatenate([rows[:16], rows[:16]])
+    shared = np.concatenate([rows[:, : D // 2], rows[:, : D // 2]], axis=1)
+    independent = np.random.default_rng(0).normal(size=(T, D)) * rows.std()
+    wrong = {"scaled": rows * 0.98, "reused": reused, "restarted": restarted, "shared": shared}
+    if not np.array_equal(C, np.eye(T)):
+        wrong["independent"] = independent
+    for kind, bad in wrong.items():
+        assert whitening.worst(bad, C, scale)[0] > whitening.LIMIT, kind
+
+
+@EVERY_ENGINE
+def test_threads_memory_and_length_change_no_bit(mechanism):
+    plain = rows_of(mechanism, 5000, threads=1)
+    np.testing.assert_array_equal(rows_of(mechanism, 5000, threads=3), plain)
+    np.testing.assert_array_equal(rows_of(mechanism, 40_000, threads=2)[:, :5000], plain)
+    small = 4 * 5120 * max(8, mechanism.factorization.bands if isinstance(engine_of(mechanism), Ring) else 8)
+    np.testing.assert_array_equal(rows_of(mechanism, 5000, memory=small), plain)
+
+
+def engine_of(mechanism):
+    return engine_for(mechanism.factorization, 1.0, 1024, 10**8)
+
+
+@EVERY_ENGINE
+def test_a_stream_goes_on_where_it_stopped_bit_for_bit(mechanism):
+    whole = rows_of(mechanism, 3000)
+    key = ap.Key.insecure(1)
+    for stop in (0, 1, 7, 19, len(whole) - 1, len(whole)):
+        stream = mechanism.noise(3000, key=key, run=RUN)
+        for _ in range(stop):
+            stream.next()
+        state = json.loads(json.dumps(stream.state()))
+        again = mechanism.resume(state, key=key)
+        assert again.position == stop
+        rest = np.array(list(again)).reshape(-1, 3000)
+        np.testing.assert_array_equal(rest, whole[stop:])
+    stream = mechanism.noise(3000, key=key, run=RUN)
+    stream.next()
+    stream.skip(11)
+    np.testing.assert_array_equal(stream.next(), whole[12])
+
+
+def test_a_stream_goes_on_in_another_process(tmp_path):
+    m = ap.calibrate(ap.design("dp-mf", steps=T), noise_multiplier=1.0)
+    key = ap.Key.generate()
+    key.save(tmp_path / "key")
+    m.save(tmp_path / "m")
+    stream = m.noise(2000, key=key)
+    for _ in range(9):
+        stream.next()
+    (tmp_path / "state").write_text(json.dumps(stream.state()))
+    code = (
+        "import antiphase as ap, json, sys, numpy as np\n"
+        f"m, key = ap.load({str(tmp_path / 'm')!r}), ap.Key.load({str(tmp_path / 'key')!r})\n"
+        f"s = m.resume(json.load(open({str(tmp_path / 'state')!r})), key=key)\n"
+        f"np.save({str(tmp_path / 'rows.npy')!r}, np.array(list(s)))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), np.array(list(stream)))
+
+
+@EVERY_ENGINE
+def test_past_the_horizon_nothing_is_drawn(mechanism):
+    key, steps = ap.Key.insecure(1), mechanism.steps
+    stream = mechanism.noise(10, key=key, run=RUN)
+    for _ in range(steps):
+        stream.next()
+    for stopped in (stream, mechanism.resume(stream.state(), key=key)):
+        for ask in (stopped.next, lambda s=stopped: s.skip(1)):
+            with pytest.raises(ap.HorizonError, match="Nothing was drawn"):
+                ask()
+        assert stopped.position == steps
+        assert stopped.remaining == 0
+
+
+def test_named_tensors_have_noise_of_their_own():
+    m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
+    key = ap.Key.insecure(1)
+    shapes = {"weight": (30, 70), "bias": (70,), "scale": ()}
+    rows = list(m.noise(shapes=shapes, key=key, run=RUN))
+    assert {n: r.shape for n, r in rows[0].items()} == {n: tuple(s) for n, s in shapes.items()}
+    bias = np.concatenate([r["bias"] for r in rows])
+    weight = np.concatenate([r["weight"].ravel()[:70] for r in rows])
+    assert not np.isin(bias, weight).any()
+    alone = list(m.noise(shapes={"bias": (70,)}, key=key, run=RUN))
+    np.testing.assert_array_equal(np.concatenate([r["bias"] for r in alone]), bias)
+
+
+def test_rows_are_written_where_they_are_wanted():
+    m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
+    key = ap.Key.insecure(1)
+    expected = rows_of(m, 100)
+    stream = m.noise(100, key=key, run=RUN)
+    out = np.empty(100, np.float32)
+    assert stream.next(out) is out
+    np.testing.assert_array_equal(out, expected[0])
+    tensor = torch.empty(100)
+    stream.next(tensor)
+    np.testing.assert_array_equal(tensor.numpy(), expected[1])
+    row = stream.next()
+    assert torch.from_numpy(row).data_ptr() == row.ctypes.data
+    named = m.noise(shapes={"w": (3, 5)}, key=key)
+    tensors = {"w": torch.zeros(3, 5)}
+    named.next(tensors)
+    assert tensors["w"].abs().min() > 0
+    for bad in (np.empty(99, np.float32), np.empty(100), torch.empty(100, dtype=torch.bfloat16).float()[:50]):
+        with pytest.raises(ValueError, match="out has shape"):
+            stream.next(bad)
+    assert stream.position == 3
+
+
+def test_float32_rows_do_not_drift():
+    """Every family, against float64 from the same normals: within 1e-5 of a row's standard deviation."""
+    for name, worst in drift(steps=1500):
+        assert worst < 1e-5, name
+
+
+def drift(steps, dimension=64):
+    for f in families(steps):
+        m = ap.calibrate(f, noise_multiplier=1.0)
+        stream = m.noise(dimension, key=ap.Key.insecure(1), run=RUN)
+        rows = np.array(list(stream), dtype=np.float64)
+        Z = np.array([normals(stream, t)[:dimension] for t in range(steps)], dtype=np.float64)
+        exact = m.noise_scale * solve_triangular(f.encoder(), Z, lower=True)
+        deviation = np.sqrt(np.square(exact).mean(axis=1, keepdims=True))
+        yield f"{f.name} {dict(f.options)}", float((np.abs(rows - exact) / deviation).max())
+
+
+def families(steps):
+    yield ap.design("dp-sgd", steps=steps)
+    yield ap.design("chess", steps=steps)
+    yield ap.design("sqrt-toeplitz", steps=steps)
+    yield ap.design("dp-mf+", steps=steps, tau=50)
+    yield ap.design("dp-mf+", steps=steps, tau=200)
+    yield ap.design("tree", steps=steps)
+
+
+def normals(stream, step):
+    out = np.empty(1024, np.float32)
+    stream._pieces[0].normals.fill(step, 0, out)
+    return out
+
+
+def test_256_streams_share_nothing():
+    """Over keys, runs, steps and tensors: the largest |correlation|·√d is below 6."""
+    d = 4096
+    m = ap.calibrate(ap.design("dp-sgd", steps=8), noise_multiplier=1.0)
+    rows = []
+    for seed in range(4):
+        for run in range(4):
+            shapes = {"a": (d,), "b": (d,)}
+            for row in m.noise(shapes=shapes, key=ap.Key.insecure(seed), run=f"{run:032x}"):
+                rows += [row["a"], row["b"]]
+    Z = np.array(rows, dtype=np.float64)
+    assert len(Z) == 256
+    correlation = np.corrcoef(Z) - np.eye(256)
+    assert np.abs(correlation).max() * np.sqrt(d) < 6
+
+
+def test_two_runs_under_one_key_differ_everywhere():
+    m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
+    key = ap.Key.insecure(1)
+    first, second = (np.array(list(m.noise(5000, key=key))) for _ in range(2))
+    assert (first != second).mean() > 0.999
+    other = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0, clip_norm=1.0 + 1e-12)
+    same_run = rows_of(other, 5000)
+    assert np.abs(np.corrcoef(same_run.ravel(), rows_of(m, 5000).ravel())[0, 1]) < 0.05
+
+
+def test_no_global_generator_is_read_or_written():
+    m = ap.calibrate(ap.design("dp-mf", steps=6), noise_multiplier=1.0)
+    expected = rows_of(m, 100)
+    stream = m.noise(100, key=ap.Key.insecure(1), run=RUN)
+    for row in expected:
+        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(0)
+        np.testing.assert_array_equal(stream.next(), row)
+        assert np.random.random() == np.random.RandomState(0).random()  # noqa: NPY002
+        assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(0))
+
+
+def test_memory_is_what_it_says():
+    d, width = 10_000, 10 * 1024
+    m = ap.calibrate(banded(), noise_multiplier=1.0)
+    assert m.noise(d, key=ap.Key.generate()).memory == 3 * width * 4
+    dense = ap.calibrate(ap.design("sqrt-toeplitz", steps=100), noise_multiplier=1.0)
+    assert dense.noise(d, key=ap.Key.generate(), memory="1MB").memory <= 1_000_000
+    tree = ap.calibrate(ap.design("tree", steps=100_000, sensitivity="nodes"), noise_multiplier=1.0)
+    stream = tree.noise(d, key=ap.Key.generate())
+    assert stream.memory == 17 * width * 4
+    stream.next()
+    assert (
+        ap.calibrate(ap.design("dp-sgd", steps=10**6), noise_multiplier=1.0).noise(d, key=ap.Key.generate()).memory == 0
+    )
+
+
+def test_a_row_that_was_interrupted_is_not_gone_on_from(monkeypatch):
+    m = ap.calibrate(ap.design("dp-mf", steps=6), noise_multiplier=1.0)
+    stream = m.noise(100, key=ap.Key.insecure(1))
+    stream.next()
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stream._engine, "work", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stream.next()
+    with pytest.raises(RuntimeError, match="restore the stream"):
+        stream.next()
+    assert stream.position == 1
+
+
+def test_another_mechanisms_state_is_refused():
+    m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
+    other = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.1)
+    state = m.noise(10, key=ap.Key.generate()).state()
+    with pytest.raises(ap.StateError, match="belongs to mechanism"):
+        other.resume(state, key=ap.Key.generate())
+    for damaged in (None, {}, {**state, "position": -1}, {**state, "version": 2}, {**state, "shapes": 3}, "state"):
+        with pytest.raises(ap.StateError, match="not the state"):
+            m.resume(damaged, key=ap.Key.generate())
+    with pytest.raises(ap.HorizonError):
+        m.resume({**state, "position": 5}, key=ap.Key.generate())
+
+
+M = ap.calibrate(ap.design("sqrt-toeplitz", steps=100), noise_multiplier=1.0)
+KEY = ap.Key.insecure(0)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: M.noise(0, key=KEY), "dimension = 0"),
+        (lambda: M.noise(2.0, key=KEY), "dimension = 2.0"),
+        (lambda: M.noise(key=KEY), "dimension = None, shapes = None"),
+        (lambda: M.noise(3, key=KEY, shapes={"a": (3,)}), "give one of the two"),
+        (lambda: M.noise(shapes={}, key=KEY), "nothing to add noise to"),
+        (lambda: M.noise(shapes={"a": (0,)}, key=KEY), r"shapes\['a'\] = 0"),
+        (lambda: M.noise(shapes=[3], key=KEY), r"shapes = \[3\]"),
+        (lambda: M.noise(shapes={3: (3,)}, key=KEY), "a name in shapes = 3"),
+        (lambda: M.noise(3, key=b"secret"), "key = b'secret'"),
+        (lambda: M.noise(3, key=KEY, run="7"), "run = '7'"),
+        (lambda: M.noise(3, key=KEY, memory="much"), "memory = 'much'"),
+        (lambda: M.noise(3, key=KEY, memory=100), "memory = 100 bytes"),
+        (lambda: M.noise(3, key=KEY, threads=0), "threads = 0"),
+        (lambda: M.noise(3, key=KEY).skip(-1), "count = -1"),
+    ],
+)
+def test_bad_input_is_named(call, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        call()
+
+
+def test_sizes_in_words():
+    assert [parse_memory(s) for s in ("1KB", "2 MiB", "1.5gb", "7", 9)] == [1000, 2 << 20, 1_500_000_000, 7, 9]
