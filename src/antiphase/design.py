@@ -48,11 +48,13 @@ def design(
     - ``curvature``: ``spectrum``, ``learning_rate``, ``probabilities``, ``weights``, ``final_weight``
     - ``optimal``: ``objective``
 
-    Those in the first three lines take ``objective``, by which they are judged (default: every iterate alike); the
-    others, which are optimal for theirs, take ``tolerance``, the relative gap to reach.
+    Optimal designs for one participation are streams where their workload is a short recurrence: ``buffers="auto"``
+    spends the fewest vectors of memory that keep within 0.1 % of the optimum, ``"exact"`` as many as full precision
+    needs, a number that many. Those in the first three lines take ``objective``, by which they are judged (default:
+    every iterate alike); the others, which are optimal for theirs, take ``tolerance``, the relative gap to reach.
 
     >>> design("dp-mf", steps=4)
-    <Factorization dp-mf: 4 steps, once, error 6.87414, gap ..., sensitivity 1>
+    <Factorization dp-mf: 4 steps, once, error 6.87..., gap ..., sensitivity 1>
     """
     maker = _maker(name)
     setting = _setting(steps, epochs, participation, workload)
@@ -126,9 +128,10 @@ def _dp_mf(
     weights: Any = None,
     final_weight: float = 1.0,
     tolerance: float = TOLERANCE,
+    buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
-    return _optimal("dp-mf", setting, Average(weights, final_weight), tolerance, progress)
+    return _optimal("dp-mf", setting, Average(weights, final_weight), tolerance, buffers, progress)
 
 
 def _dp_mf_plus(
@@ -139,10 +142,11 @@ def _dp_mf_plus(
     include_final: bool = False,
     anchor: str = "start",
     tolerance: float = TOLERANCE,
+    buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
     objective = Restarts(setting[0].steps if tau is None else tau, weight, include_final, anchor)
-    return _optimal("dp-mf+", setting, objective, tolerance, progress, {"tau": objective.tau})
+    return _optimal("dp-mf+", setting, objective, tolerance, buffers, progress, {"tau": objective.tau})
 
 
 def _damped(
@@ -154,6 +158,7 @@ def _damped(
     weights: Any = None,
     final_weight: float | None = None,
     tolerance: float = TOLERANCE,
+    buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
     if (learning_rate is None) != (smoothness is None):
@@ -180,7 +185,7 @@ def _damped(
     final_weight = 1.0 if final_weight is None else final_weight
     objective = Damped(rho, weights, final_weight)
     options = {"rho": objective.rho, "final_weight": objective.final_weight}
-    return _optimal("damped", setting, objective, tolerance, progress, options)
+    return _optimal("damped", setting, objective, tolerance, buffers, progress, options)
 
 
 def _curvature(
@@ -192,12 +197,13 @@ def _curvature(
     weights: Any = None,
     final_weight: float = 1.0,
     tolerance: float = TOLERANCE,
+    buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
     if spectrum is None:
         raise TypeError("curvature needs spectrum: the curvatures (Hessian eigenvalues) to design for")
     objective = Curvature(spectrum, learning_rate, probabilities, weights, final_weight)
-    return _optimal("curvature", setting, objective, tolerance, progress)
+    return _optimal("curvature", setting, objective, tolerance, buffers, progress)
 
 
 def _any_objective(
@@ -205,9 +211,10 @@ def _any_objective(
     *,
     objective: Objective | None = None,
     tolerance: float = TOLERANCE,
+    buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
-    return _optimal("optimal", setting, _judge(objective), tolerance, progress)
+    return _optimal("optimal", setting, _judge(objective), tolerance, buffers, progress)
 
 
 _MAKERS: dict[str, Callable[..., Factorization]] = {
@@ -230,13 +237,21 @@ def _optimal(
     setting: Setting,
     objective: Objective,
     tolerance: float,
+    buffers: str | int,
     progress: Progress | None,
     options: dict[str, Any] | None = None,
 ) -> Factorization:
     tolerance = check.positive_number("tolerance", tolerance)
     workload, participation = setting
     return optimal(
-        workload, objective, participation, name=name, options=options, tolerance=tolerance, progress=progress
+        workload,
+        objective,
+        participation,
+        name=name,
+        options=options,
+        tolerance=tolerance,
+        buffers=buffers,
+        progress=progress,
     )
 
 

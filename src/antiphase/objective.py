@@ -26,6 +26,10 @@ class Objective(Value, ABC):
     def root(self, workload: Workload) -> Array:
         """``M`` with ``MᵀM = W``: rows are weighted iterates, columns are steps."""
 
+    def weighted(self, workload: Workload) -> tuple[Workload, Array] | None:
+        """``(another workload, weights)`` whose weighted rows are the root; None where there is none."""
+        return None
+
     @abstractmethod
     def describe(self) -> str:
         """A few words, as in ``restarts every 50 steps``."""
@@ -48,6 +52,9 @@ class Average(Objective):
 
     def __post_init__(self) -> None:
         _clean_weights(self)
+
+    def weighted(self, workload: Workload) -> tuple[Workload, Array]:
+        return workload, _row_weights(self, workload.steps)
 
     def root(self, workload: Workload) -> Array:
         return _weigh(self, workload.dense())
@@ -135,9 +142,13 @@ class Damped(Objective):
         object.__setattr__(self, "rho", rho)
         _clean_weights(self)
 
-    def root(self, workload: Workload) -> Array:
+    def weighted(self, workload: Workload) -> tuple[Workload, Array]:
         curvature = (1.0 - self.rho) / workload.largest_rate
-        return _weigh(self, workload.with_curvature(curvature).dense())
+        return workload.with_curvature(curvature), _row_weights(self, workload.steps)
+
+    def root(self, workload: Workload) -> Array:
+        damped, _ = self.weighted(workload)
+        return _weigh(self, damped.dense())
 
     def describe(self) -> str:
         return f"errors damped by {self.rho:g} a step" + _words(self)
@@ -213,13 +224,16 @@ def _clean_weights(objective: Any) -> None:
     object.__setattr__(objective, "weights", weights)
 
 
-def _weigh(objective: Any, iterates: Array) -> Array:
-    weights = np.ones(len(iterates)) if objective.weights is None else objective.weights.copy()
-    if len(weights) != len(iterates):
-        raise ValueError(f"weights has {len(weights)} entries for {len(iterates)} steps; give one for each step")
+def _row_weights(objective: Any, steps: int) -> Array:
+    weights: Array = np.ones(steps) if objective.weights is None else objective.weights.copy()
+    if len(weights) != steps:
+        raise ValueError(f"weights has {len(weights)} entries for {steps} steps; give one for each step")
     weights[-1] *= objective.final_weight
-    weighed: Array = weights[:, None] * iterates
-    return weighed
+    return weights
+
+
+def _weigh(objective: Any, iterates: Array) -> Array:
+    return _row_weights(objective, len(iterates))[:, None] * iterates
 
 
 def _words(objective: Any) -> str:

@@ -8,18 +8,20 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from antiphase import _checks as check
 from antiphase import cache, files
 from antiphase.errors import FileFormatError
 from antiphase.factorization.base import Factorization, restore
 from antiphase.factorization.blocks import block_optimum, decouples
 from antiphase.factorization.dense import dense_optimum
 from antiphase.factorization.dual import Progress
+from antiphase.factorization.streamed import can_be_streamed, streamed_optimum
 from antiphase.objective import Objective
 from antiphase.participation import Once, Participation
 from antiphase.values import digest
 from antiphase.workload import Workload
 
-ALGORITHM = 1  # part of the cache's key: raise it when the same question would get another answer
+ALGORITHM = 2  # part of the cache's key: raise it when the same question would get another answer
 WORTH_KEEPING = 0.1  # seconds
 
 
@@ -31,13 +33,19 @@ def optimal(
     name: str = "optimal",
     options: dict[str, Any] | None = None,
     tolerance: float = 1e-9,
+    buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
-    """The factorization of least error, with a certified bound on how far from least it can be.   [G5]"""
-    blocks = isinstance(participation, Once) and decouples(workload, objective)
+    """The factorization of least error, with a certified bound on how far from least it can be.   [G5]
+
+    In the form of a stream where there is one (one participation, a workload with a banded inverse), with as many
+    ``buffers`` as asked for; else by blocks; else dense.
+    """
+    form = _form(workload, objective, participation, buffers)
     question = {
         "algorithm": ALGORITHM,
-        "form": "blocks" if blocks else "dense",
+        "form": form,
+        "buffers": buffers if form == "streamed" else None,
         "workload": workload,
         "objective": objective,
         "participation": participation,
@@ -50,17 +58,30 @@ def optimal(
         except (FileFormatError, OSError):
             path.unlink(missing_ok=True)  # damaged: as good as none
     began = time.perf_counter()
-    solve: Any = block_optimum if blocks else dense_optimum
-    found: Factorization = solve(
-        name,
-        workload,
-        objective,
-        participation,
-        options=options or {},
-        tolerance=tolerance,
-        progress=progress,
-    )
+    solve: Any = {"streamed": streamed_optimum, "blocks": block_optimum, "dense": dense_optimum}[form]
+    common: dict[str, Any] = {"options": options or {}, "tolerance": tolerance, "progress": progress}
+    if form == "streamed":
+        common["buffers"] = buffers
+    found: Factorization = solve(name, workload, objective, participation, **common)
     if path is not None and time.perf_counter() - began > WORTH_KEEPING:
         with suppress(OSError):  # a full disk costs time next time, nothing else
             found.save(path)
     return found
+
+
+def _form(workload: Workload, objective: Objective, participation: Participation, buffers: str | int) -> str:
+    if isinstance(buffers, str):
+        check.choice("buffers", buffers, ("auto", "exact"))
+    else:
+        check.whole_number("buffers", buffers)
+    if isinstance(participation, Once):
+        if can_be_streamed(workload, objective):
+            return "streamed"
+        if decouples(workload, objective):
+            return "blocks"
+    if not isinstance(buffers, str):
+        raise ValueError(
+            f"buffers = {buffers}: this design has no form with few buffers (that needs one participation, a workload "
+            "that is a short recurrence, and an objective of weighted iterates); leave buffers out"
+        )
+    return "dense"

@@ -21,6 +21,7 @@ from antiphase._checks import Array
 from antiphase.errors import FileFormatError
 from antiphase.factorization.base import Factorization
 from antiphase.factorization.dense import reversed_cholesky
+from antiphase.factorization.streamed import Streamed, Stretch
 from antiphase.participation import Indices
 from antiphase.sensitivity import Columns
 
@@ -123,15 +124,16 @@ def tree_nodes(steps: int) -> list[tuple[int, int]]:
     return nodes
 
 
-def full_estimator_states(steps: int) -> tuple[Array, Array, Array, Array]:
-    r"""``C⁻¹Z`` of the full estimator as a recursion over the levels of the tree: ``(δ, r, q, decay)``, a row a step.
+def full_estimator_stream(tree: Tree) -> Streamed:
+    r"""``C⁻¹Z`` of the full estimator as a stream, one vector for each level of the tree.
 
     Its noise ``y`` has the density ``exp(−½ Σ_nodes (Σ_{i∈node} y_i)²)``. Given the past, ``y_t`` depends on it
     through the sums so far of the nodes that hold step t, one a level. Integrating out the future, last step first,
     leaves a quadratic form in these sums: ``K`` before ``y_t`` is integrated out, ``K − rrᵀ`` after it.
     """
+    steps = tree.steps
     levels = np.arange(steps.bit_length())
-    delta, r, q, decay = np.empty(steps), *(np.zeros((steps, len(levels))) for _ in range(3))
+    delta, r, g, move = np.empty(steps), *(np.zeros((steps, len(levels), 1)) for _ in range(3))
     form = np.zeros((len(levels), len(levels)))
     for t in reversed(range(steps)):
         held = ((t >> levels) + 1 << levels <= steps).astype(np.float64)
@@ -139,11 +141,15 @@ def full_estimator_states(steps: int) -> tuple[Array, Array, Array, Array]:
         form[levels[ends], levels[ends]] = held[ends]
         pull = form @ held
         delta[t] = np.sqrt(held @ pull)
-        r[t], q[t], decay[t] = pull / delta[t], held, held * ~ends
+        r[t, :, 0] = pull / delta[t]
+        g[t, :, 0] = held * ~ends  # a node that ends here is summed no further
+        if t + 1 < steps:
+            move[t + 1, :, 0] = held * ~ends
         form = form - np.outer(r[t], r[t])
         begins = t % (1 << levels) == 0
         form[begins] = form[:, begins] = 0.0
-    return delta, r, q, decay
+    stretch = Stretch(steps, np.arange(steps), delta, r, g, move)
+    return Streamed(tree.name, tree.workload, tree.objective, tree.participation, (stretch,), (0,))
 
 
 def _node_matrix(nodes: list[tuple[int, int]], steps: int) -> Array:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numba
 import numpy as np
@@ -20,6 +21,7 @@ from scipy.linalg import solve_triangular
 
 from antiphase._checks import Array
 from antiphase.factorization.base import Factorization
+from antiphase.factorization.streamed import Streamed
 from antiphase.noise.normals import CHUNK, Normals, Row
 
 PANEL = 64  # how many earlier rows of normals are drawn before they are used
@@ -98,28 +100,45 @@ class Ring(Engine):
 
 
 class States(Engine):
-    """``y_t = (σz_t − r_tᵀS_t)/δ_t``, ``S_{t+1} = ρ_t ∘ (S_t + q_t y_tᵀ)``: one fused pass over m vectors."""
+    """``y_i = (σz_i − r_iᵀS_i)/δ_i``, ``S_{i+1} = T_{i+1}S_i + g_i y_i``: one fused pass over the vectors of the
+    state."""
 
-    def __init__(self, delta: Array, r: Array, q: Array, decay: Array, scale: float, width: int) -> None:
-        self._delta, self._r, self._q, self._decay, self._scale = delta, r, q, decay, scale
-        self._state = np.zeros((r.shape[1], width), np.float32)
-        self._fresh = np.flatnonzero(~decay.any(axis=1)) + 1  # after these the past is forgotten
+    def __init__(self, factorization: Streamed, scale: float, width: int) -> None:
+        self._factorization, self._scale = factorization, scale
+        self._state = np.zeros((factorization.buffers, width), state_type(factorization))
+        self._row = -1
 
     @property
     def memory(self) -> int:
         return self._state.nbytes
 
     def begin(self, step: int) -> bool:
+        stretch, place = self._factorization.stretch_at(step)
+        if place == 0:
+            self._state[:] = 0
+        row = int(np.searchsorted(stretch.live, place))
+        self._row = row if row < len(stretch.live) and stretch.live[row] == place else -1
+        if self._row >= 0:
+            after = stretch.move[row + 1] if row + 1 < len(stretch.move) else np.zeros_like(stretch.move[row])
+            self._coefficients = stretch.r[row], stretch.g[row], after, float(stretch.delta[row])
         return True
 
     def work(self, step: int, piece: Piece, out: Row) -> None:
         piece.normals.fill(step, piece.first_chunk, out)
-        coefficients = self._r[step], self._q[step], self._decay[step], float(self._delta[step])
-        state_step(out, self._state, piece.start, *coefficients, self._scale)
+        if self._row < 0:
+            scale_row(out, self._scale)
+        else:
+            state_step(out, self._state, piece.start, *self._coefficients, self._scale)
 
     def restart(self, step: int) -> int:
         self._state[:] = 0
-        return int(max((t for t in self._fresh if t <= step), default=0))
+        return max(start for start in self._factorization.restarts() if start <= step)
+
+
+def state_type(factorization: Streamed) -> type[np.float32] | type[np.float64]:
+    """float32, but float64 where a node's vectors are nearly equal and their small differences are what counts."""
+    longest = max(stretch.r.shape[2] for stretch in factorization.distinct)
+    return np.float32 if longest == 1 else np.float64
 
 
 class Nodes(Engine):
@@ -259,24 +278,42 @@ def ring_step(row: Row, ring: Row, start: int, coefficients: Array, diagonal: fl
 
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)
-def state_step(row: Row, state: Row, start: int, r: Array, q: Array, decay: Array, delta: float, scale: float) -> None:
-    sums = np.empty(CHUNK)
+def state_step(row: Row, state: Any, start: int, r: Array, g: Array, move: Array, delta: float, scale: float) -> None:
+    """The vectors of node k, newest first, are ``state[q·k : q·(k + 1)]``."""
+    m, q = r.shape
+    sums, new = np.empty(CHUNK), np.empty(CHUNK)
     for offset in range(0, row.shape[0], CHUNK):
         here = row[offset : offset + CHUNK]
         base = start + offset
         for i in range(CHUNK):
             sums[i] = here[i] * scale
-        for k in range(state.shape[0]):
-            c, s = r[k], state[k, base : base + CHUNK]
-            for i in range(CHUNK):
-                sums[i] -= c * s[i]
+        for k in range(m):
+            for b in range(q):
+                c, s = r[k, b], state[k * q + b, base : base + CHUNK]
+                for i in range(CHUNK):
+                    sums[i] -= c * s[i]
         for i in range(CHUNK):
             sums[i] /= delta
             here[i] = np.float32(sums[i])
-        for k in range(state.shape[0]):
-            c, f, s = q[k], decay[k], state[k, base : base + CHUNK]
+        for k in range(m):
+            c, d, s = move[k, 0], g[k, 0], state[k * q, base : base + CHUNK]
+            if q == 1:
+                for i in range(CHUNK):
+                    s[i] = c * s[i] + d * sums[i]
+                continue
             for i in range(CHUNK):
-                s[i] = np.float32(f * (s[i] + c * sums[i]))
+                new[i] = c * s[i] + d * sums[i]
+            for b in range(1, q):
+                c, s = move[k, b], state[k * q + b, base : base + CHUNK]
+                for i in range(CHUNK):
+                    new[i] += c * s[i]
+            for b in range(q - 1, 0, -1):
+                d, s, newer = g[k, b], state[k * q + b, base : base + CHUNK], state[k * q + b - 1, base : base + CHUNK]
+                for i in range(CHUNK):
+                    s[i] = newer[i] + d * sums[i]
+            s = state[k * q, base : base + CHUNK]
+            for i in range(CHUNK):
+                s[i] = new[i]
 
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)

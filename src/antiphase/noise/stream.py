@@ -14,8 +14,9 @@ import numpy as np
 from antiphase import _checks as check
 from antiphase.errors import HorizonError, StateError
 from antiphase.factorization.base import Factorization
-from antiphase.factorization.tree import Tree, full_estimator_states
-from antiphase.noise.engines import Engine, Nodes, Piece, Regenerated, Ring, States
+from antiphase.factorization.streamed import Streamed
+from antiphase.factorization.tree import Tree, full_estimator_stream
+from antiphase.noise.engines import Engine, Nodes, Piece, Regenerated, Ring, States, state_type
 from antiphase.noise.key import Key
 from antiphase.noise.normals import CHUNK, Normals, Row
 
@@ -241,8 +242,17 @@ def engine_for(factorization: Factorization, scale: float, width: int, memory: i
         if needed > memory:
             raise ValueError(f"memory = {memory} bytes: a tree over {factorization.steps} steps keeps {needed} bytes")
         if factorization.estimator == "full":
-            return States(*full_estimator_states(factorization.steps), scale, width)
+            return States(full_estimator_stream(factorization), scale, width)
         return Nodes(factorization.steps, factorization.estimator == "online", scale, width)
+    if isinstance(factorization, Streamed):
+        vector = width * np.dtype(state_type(factorization)).itemsize
+        needed = vector * factorization.buffers
+        if needed > memory:
+            raise ValueError(
+                f"memory = {memory} bytes: {factorization.buffers} buffers of {vector} bytes need {needed}. "
+                "Give more, or design with fewer buffers"
+            )
+        return States(factorization, scale, width)
     bands = factorization.bands
     if bands <= LONGEST_RING and 4 * width * (bands - 1) <= memory:
         return Ring(factorization, scale, width)

@@ -1,0 +1,253 @@
+r"""The optimum for one participation in O(T): every quantity by a short recurrence, nothing dense.
+
+For a workload with banded ``P u = N g`` and weights ``Λ``, ``(W⁻¹ + s²D)⁻¹ = NᵀK_s⁻¹N`` with the banded ``K_s =
+PΛ⁻²Pᵀ + s²NDNᵀ``, and ``X(v)`` is a sum of these over quadrature nodes. Its diagonal is all that the search needs.
+The search is that of `dual`, for one participation: ``v ← v∘(diag X)²`` with safeguarded extrapolation, of ``ln v``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg.lapack import dtbtrs
+
+from antiphase._checks import Array
+from antiphase.factorization.dual import MEMORY, Progress
+from antiphase.factorization.quadrature import inverse_square_root_nodes, nodes_needed
+from antiphase.objective import Objective
+from antiphase.workload import Workload, _apply_bands, _solve_bands
+
+WIDEST = 4  # half-bandwidth up to which this path is taken
+FAINTEST = 60.0  # ln v is kept within this of the largest
+SAFETY = 2.0  # by which the estimated ends of the spectrum are moved apart in the search
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``min tr(W X⁻¹)`` with ``W⁻¹ = N⁻¹PΛ⁻²PᵀN⁻ᵀ``, over the steps that move the model."""
+
+    P: Array
+    N: Array
+    weights: Array
+    live: NDArray[np.int64]  # the steps, of all there are
+
+    @property
+    def half_bandwidth(self) -> int:
+        return max(int(self.P.shape[1]), int(self.N.shape[1]), 2) - 1
+
+    @cached_property
+    def L(self) -> Array:
+        """``PΛ⁻¹``, by bands."""
+        scaled = np.empty_like(self.P)
+        for a in range(self.P.shape[1]):
+            scaled[:, a] = self.P[:, a]
+            scaled[a:, a] /= self.weights[: self.size - a]
+        return scaled
+
+    @property
+    def size(self) -> int:
+        return len(self.weights)
+
+
+def problem_of(workload: Workload, objective: Objective) -> Problem | None:
+    """The banded problem, or None where there is none: a matrix, a spectrum, restarts, idle steps that do not drop
+    out."""
+    followed = objective.weighted(workload)
+    if followed is None or followed[0].bands is None:
+        return None
+    workload, weights = followed
+    assert workload.bands is not None
+    P, N = workload.bands
+    if workload.idle.any():
+        reduced = _without_idle(workload, P, N, weights)
+        if reduced is None:
+            return None
+        P, N, weights = reduced
+    found = Problem(
+        np.ascontiguousarray(P), np.ascontiguousarray(N), weights, np.flatnonzero(~workload.idle).astype(np.int64)
+    )
+    return found if found.half_bandwidth <= WIDEST else None
+
+
+def _without_idle(workload: Workload, P: Array, N: Array, weights: Array) -> tuple[Array, Array, Array] | None:
+    """Rows in which nothing new arrives repeat the one before (their weight goes there), or are 0 (nothing arrived
+    yet)."""
+    rows = np.flatnonzero(~workload.idle) + workload.delay
+    dead = np.setdiff1d(np.arange(rows[0], workload.steps), rows)
+    still = np.zeros(P.shape[1])
+    still[:2] = 1.0, -1.0
+    contiguous = len(rows) == rows[-1] - rows[0] + 1
+    if workload.averages or not (P[dead] == still[: P.shape[1]]).all() or not (contiguous or P.shape[1] == 2):
+        return None
+    squares = np.zeros(len(rows))
+    np.add.at(
+        squares, np.searchsorted(rows, np.arange(rows[0], workload.steps), side="right") - 1, weights[rows[0] :] ** 2
+    )
+    P, N = P[rows].copy(), N[rows].copy()
+    for bands in (P, N):  # what came before the first live row is 0
+        bands[np.arange(len(rows))[:, None] < np.arange(bands.shape[1])] = 0.0
+    return P, N, np.sqrt(squares)
+
+
+@dataclass(frozen=True)
+class DualPoint:
+    """The best ``v`` found, the bound it certifies, and the ends of the spectrum of ``D^-½W⁻¹D^-½``."""
+
+    v: Array
+    lower_bound: float
+    low: float
+    high: float
+    iterations: int
+
+
+def maximise(
+    problem: Problem,
+    *,
+    tolerance: float,
+    start: Array | None = None,
+    progress: Progress | None = None,
+    most: int = 200,
+) -> DualPoint:
+    """The dual optimum, until the feasible point it leads to is within about ``tolerance``.
+
+    Guarantee: ``lower_bound`` holds for any number of iterations, up to the rounding that it is lowered by.   [G5]
+    """
+    from antiphase.factorization import kernels
+
+    accuracy = max(tolerance / 1000, 1e-16)
+    trace = 0.0
+
+    def evaluate(log_v: Array) -> tuple[float, Array]:
+        v = np.exp(log_v)
+        low, high = spectrum(problem, v, accuracy=0.1)
+        low, high = low / SAFETY, min(high * SAFETY, _worth_seeing(problem, trace, tolerance))
+        squares, weights = inverse_square_root_nodes(nodes_needed(low, high, accuracy), low, high)
+        x = _in_parallel(kernels.diagonal_of_sum, problem, v, squares, weights)
+        return float((v @ x) ** 2 / v.sum()), x
+
+    log_v = np.zeros(problem.size) if start is None else np.log(start)
+    bound, x = evaluate(log_v)
+    trace = float(np.exp(log_v) @ x)
+    history: list[tuple[Array, Array]] = []
+    done = 0
+    while done < most:
+        v = np.exp(log_v)
+        mean = (v @ x) / v.sum()
+        spread = float(v @ np.square(x / mean - 1) / v.sum())  # the gap is of this order
+        if progress:
+            progress(done, spread)
+        if spread <= tolerance / 10:
+            break
+        done += 1
+        residual = 2 * np.log(x / mean)
+        history = [*history[-MEMORY:], (log_v + residual, residual)]
+        tried = None
+        if len(history) > 1:
+            log_v_tried = _extrapolated(history, np.sqrt(v))
+            tried = evaluate(log_v_tried)
+        if tried is None or not tried[0] > bound:
+            history, log_v_tried = history[-1:], history[-1][0]
+            tried = evaluate(log_v_tried)
+            if not tried[0] > bound:
+                break  # as good as rounding allows
+        # Steps that hardly move the model lose their v for good: the sum over the nodes does not see so far.
+        log_v, (bound, x) = np.maximum(log_v_tried, log_v_tried.max() - FAINTEST), tried
+        trace = float(np.exp(log_v) @ x)
+    v = np.exp(log_v)
+    low, high = spectrum(problem, v, accuracy=1e-3)
+    high = min(high, _worth_seeing(problem, trace, tolerance))
+    rounding = 10 * accuracy + 1e-12 + 1e-15 * problem.size
+    return DualPoint(v, bound * (1 - rounding), low, max(high, low), done)
+
+
+def _worth_seeing(problem: Problem, trace: float, tolerance: float) -> float:
+    """The largest eigenvalue λ that matters: each adds ``λ^-½`` to the trace, and all beyond this one next to nothing.
+
+    A learning rate η near 0 has eigenvalues like ``η⁻⁴``, whose nodes nobody would miss. Where the sum over the nodes
+    does not reach, it is too small, so the bound still holds, and the columns are scaled to norm 1 in any case.
+    """
+    return (100 * problem.size / (tolerance * trace)) ** 2 if trace else np.inf
+
+
+def _extrapolated(history: list[tuple[Array, Array]], weight: Array) -> Array:
+    """Anderson's combination of the plain steps that makes the weighted residual least."""
+    step, residual = history[-1]
+    differences = np.column_stack([(residual - earlier) * weight for _, earlier in history[:-1]])
+    theta, *_ = np.linalg.lstsq(differences, residual * weight, rcond=1e-10)
+    mixed = step.copy()
+    for t, (earlier, _) in zip(theta, history[:-1], strict=True):
+        mixed -= t * (step - earlier)
+    return mixed
+
+
+def _in_parallel(work: Callable[..., Array], problem: Problem, v: Array, squares: Array, weights: Array) -> Array:
+    """Half of the nodes in another thread, where that pays; the sum is the same either way."""
+    half = len(squares) // 2
+    parts = [(squares[:half], weights[:half]), (squares[half:], weights[half:])]
+    common = problem.L, problem.N, v, problem.half_bandwidth
+    if len(v) < 4096:
+        first, second = (work(*common, s, w) for s, w in parts)
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(work, *common, *parts[0])
+            second = work(*common, *parts[1])
+            first = other.result()
+    return first + second
+
+
+def spectrum(problem: Problem, v: Array, accuracy: float) -> tuple[float, float]:
+    """The least and the largest eigenvalue of ``D^-½W⁻¹D^-½``, by Lanczos' method on it and on its inverse."""
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+    P, N, root, n = problem.P, problem.N, np.sqrt(v), problem.size
+
+    def inverse(x: Array) -> Array:
+        u = _solve_bands(P, _apply_bands(N, root * x.ravel()))
+        return root * _apply_transposed(N, _solve_transposed(P, problem.weights**2 * u))
+
+    def forward(x: Array) -> Array:
+        u = _apply_transposed(P, _solve_transposed(N, x.ravel() / root)) / problem.weights**2
+        return _solve_bands(N, _apply_bands(P, u)) / root
+
+    if n <= 48:
+        dense = np.array([inverse(e) for e in np.eye(n)])
+        eigenvalues = np.linalg.eigvalsh((dense + dense.T) / 2)
+        return 1 / float(eigenvalues[-1]), 1 / float(eigenvalues[0])
+
+    def largest(matvec: Callable[[Array], Array], start: Array) -> float:
+        operator = LinearOperator((n, n), matvec=matvec, dtype=np.float64)
+        try:
+            found = eigsh(operator, k=1, which="LA", tol=accuracy, v0=start, ncv=16, return_eigenvectors=False)
+        except ArpackNoConvergence:  # close enough for an end that is moved apart anyway
+            x = start / np.linalg.norm(start)
+            for _ in range(50):
+                x = matvec(x)
+                norm = float(np.linalg.norm(x))
+                x /= norm
+            return norm
+        return float(found[0])
+
+    alternating = np.where(np.arange(n) % 2, 1.0, -1.0) * np.linspace(1, 2, n)
+    return 1 / largest(inverse, np.linspace(1, 2, n)), largest(forward, alternating)
+
+
+def _apply_transposed(bands: Array, x: Array) -> Array:
+    out = np.zeros_like(x)
+    for a in range(min(bands.shape[1], len(x))):
+        out[: len(x) - a] += bands[a:, a] * x[a:]
+    return out
+
+
+def _solve_transposed(bands: Array, x: Array) -> Array:
+    width, n = bands.shape[1], len(x)
+    stored = np.zeros((width, n))
+    for a in range(min(width, n)):
+        stored[a, : n - a] = bands[a:, a]
+    solution, _ = dtbtrs(stored, x[:, None], uplo="L", trans="T")
+    out: Array = solution[:, 0]
+    return out

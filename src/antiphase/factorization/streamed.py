@@ -1,0 +1,379 @@
+r"""The optimum as a stream: an encoder given by a few time-varying buffers, for one participation.
+
+Each ``(W⁻¹ + s²D)⁻¹`` of the quadrature is semiseparable, so with m nodes the optimal encoder is ``C_jj = δ_j``,
+``C_ij = r_iᵀ Φ(i, j+1) g_j``, and its noise ``y_i = (z_i − r_iᵀS_i)/δ_i``, ``S_{i+1} = T_{i+1}S_i + g_i y_i`` with a
+state of ``m·q`` vectors (q the half-bandwidth; ``Φ`` the product of the T). Few nodes give a factor of another,
+nearby X, whose columns are then scaled to norm 1: few buffers cost a little utility, never privacy.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from antiphase import _checks as check
+from antiphase._checks import Array
+from antiphase.factorization.base import Factorization
+from antiphase.factorization.blocks import decouples
+from antiphase.factorization.dual import Progress
+from antiphase.factorization.quadrature import inverse_square_root_nodes, nodes_needed
+from antiphase.factorization.recurrent import DualPoint, Problem, maximise, problem_of
+from antiphase.objective import Average, Objective, Restarts
+from antiphase.participation import Indices, Participation
+from antiphase.sensitivity import Columns, DenseColumns
+from antiphase.workload import Workload
+
+WITHIN = 1e-3  # of the optimum: what buffers="auto" keeps to
+FIELDS = ("delta", "r", "g", "move")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The coefficients of one stretch between restarts: rows for its ``live`` steps, independent noise at the
+    others."""
+
+    size: int
+    live: Indices
+    delta: Array  # (n,)
+    r: Array  # (n, m, q)
+    g: Array  # (n, m, q)
+    move: Array  # (n, m, q): T into row i
+
+    def __post_init__(self) -> None:
+        live = np.asarray(self.live, dtype=np.int64)
+        n = len(live)
+        shape = self.r.shape
+        if (
+            len(shape) != 3
+            or shape[0] != n
+            or self.g.shape != shape
+            or self.move.shape != shape
+            or self.delta.shape != (n,)
+        ):
+            raise ValueError("the coefficients of a stream do not fit together")
+        if n and (live[0] < 0 or live[-1] >= self.size or (np.diff(live) <= 0).any()):
+            raise ValueError("the live steps of a stream are not in order")
+        for name in FIELDS:
+            if not np.isfinite(getattr(self, name)).all():
+                raise ValueError(f"{name} has entries that are not finite")
+        if not (self.delta > 0).all():
+            raise ValueError("delta is not positive: the noise cannot be made")
+
+    def cut(self, rows: int) -> Stretch:
+        n = int(np.searchsorted(self.live, rows))
+        return Stretch(rows, self.live[:n], self.delta[:n], self.r[:n], self.g[:n], self.move[:n])
+
+    def squared_norms(self) -> Array:
+        from antiphase.factorization import kernels
+
+        out = np.ones(self.size)
+        if len(self.live):
+            # PRIVACY: from the coefficients that the noise is made with, not from what the design believes.   [G1]
+            out[self.live] = kernels.column_norms(self.delta, self.r, self.g, self.move)
+        return out
+
+    def dense(self) -> Array:
+        n, m, q = self.r.shape
+        C = np.zeros((n, n))
+        S = np.zeros((n, m, q))
+        for i in range(n):
+            if i:
+                new = np.einsum("jkb,kb->jk", S[:i], self.move[i])
+                S[:i, :, 1:] = S[:i, :, :-1].copy()
+                S[:i, :, 0] = new
+                S[i - 1] = self.g[i - 1]
+            C[i, :i] = np.einsum("jkb,kb->j", S[:i], self.r[i])
+            C[i, i] = self.delta[i]
+        out = np.eye(self.size)
+        out[np.ix_(self.live, self.live)] = C
+        return out
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Streamed(Factorization):
+    """An encoder of buffers: ``sequence[i]`` says which of the ``distinct`` stretches is the i-th."""
+
+    distinct: tuple[Stretch, ...]
+    sequence: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if sum(self.distinct[i].size for i in self.sequence) != self.steps:
+            raise ValueError(f"the stretches do not add up to {self.steps} steps")
+        object.__setattr__(self, "sequence", tuple(int(i) for i in self.sequence))
+
+    @property
+    def buffers(self) -> int:
+        """How many vectors the noise keeps."""
+        return max(int(s.r.shape[1] * s.r.shape[2]) for s in self.distinct)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        sizes = [self.distinct[i].size for i in self.sequence]
+        return [0, *np.cumsum(sizes)[:-1].tolist()]
+
+    def restarts(self) -> list[int]:
+        return self.starts
+
+    @property
+    def bands(self) -> int:
+        return max(int(s.size) for s in self.distinct)
+
+    def stretch_at(self, step: int) -> tuple[Stretch, int]:
+        """The stretch that holds ``step``, and where in it the step is."""
+        b = bisect_right(self.starts, step) - 1
+        return self.distinct[self.sequence[b]], step - self.starts[b]
+
+    def _build_encoder(self) -> Array:
+        out = np.zeros((self.steps, self.steps))
+        dense = [s.dense() for s in self.distinct]
+        for start, i in zip(self.starts, self.sequence, strict=True):
+            out[start : start + len(dense[i]), start : start + len(dense[i])] = dense[i]
+        return out
+
+    def _columns(self, rows: int | None = None) -> Columns:
+        return _StreamColumns(self, self.steps if rows is None else rows)
+
+    # ---- how good it is, in O(T m²) ------------------------------------------------------------------------
+
+    def _total_noise(self, objective: Objective) -> float:
+        if isinstance(objective, Restarts) and decouples(self.workload, objective):
+            blocks = objective.blocks(self.workload.steps)
+            if self.workload.delay == 0 and [b[0] for b in blocks] == self.starts:
+                return self._noise_of_blocks(objective)
+        followed = objective.weighted(self.workload)
+        if followed is None or followed[0].bands is None:
+            return super()._total_noise(objective)
+        workload, weights = followed
+        return float(weights**2 @ self._variances(workload))
+
+    def _noise_of_blocks(self, objective: Restarts) -> float:
+        rates = self.workload.learning_rates
+        assert rates is not None
+        known: dict[tuple[int, bytes, bytes], float] = {}
+        total = 0.0
+        for (start, stop, weights), i in zip(objective.blocks(self.steps), self.sequence, strict=True):
+            key = (i, rates[start:stop].tobytes(), weights.tobytes())
+            if key not in known:
+                block = (
+                    Workload.sgd(stop - start, learning_rates=rates[start:stop]) if rates[start:stop].any() else None
+                )
+                alone = () if block is None else _variances([self.distinct[i]], block)
+                known[key] = float(weights**2 @ alone) if block is not None else 0.0
+            total += known[key]
+        return total
+
+    @cached_property
+    def noise_per_iterate(self) -> Array:
+        if self.workload.bands is None:
+            return super().noise_per_iterate
+        return self.sensitivity**2 * self._variances(self.workload)
+
+    def _variances(self, workload: Workload) -> Array:
+        return _variances([self.distinct[i] for i in self.sequence], workload)
+
+    # ---- files ---------------------------------------------------------------------------------------------
+
+    def _stored(self) -> dict[str, Any]:
+        stretches = {
+            str(i): {"size": s.size, "live": np.asarray(s.live, dtype=np.int64)} | {n: getattr(s, n) for n in FIELDS}
+            for i, s in enumerate(self.distinct)
+        }
+        return {"stretches": stretches, "sequence": np.array(self.sequence, dtype=np.int64)}
+
+    @classmethod
+    def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
+        distinct = []
+        for i in range(len(stored["stretches"])):
+            fields = dict(stored["stretches"][str(i)])
+            fields["size"] = check.whole_number("size", fields["size"])
+            distinct.append(Stretch(**fields))
+        return cls(**common, distinct=tuple(distinct), sequence=tuple(stored["sequence"].tolist()))
+
+
+class _StreamColumns:
+    """The columns of a stream, or of its first ``rows`` rows."""
+
+    def __init__(self, stream: Streamed, rows: int) -> None:
+        self._stream, self.steps = stream, rows
+
+    def squared_norms(self) -> Array:
+        known = [s.squared_norms() for s in self._stream.distinct]
+        parts = []
+        for start, i in zip(self._stream.starts, self._stream.sequence, strict=True):
+            stretch = self._stream.distinct[i]
+            if start + stretch.size <= self.steps:
+                parts.append(known[i])
+            elif start < self.steps:
+                parts.append(stretch.cut(self.steps - start).squared_norms())
+        return np.concatenate(parts)
+
+    def gram(self, indices: Indices) -> Array:
+        return DenseColumns(self._stream.encoder()[: self.steps, : self.steps]).gram(indices)
+
+
+def _variances(stretches: list[Stretch], workload: Workload) -> Array:
+    """The variance of every iterate of ``workload`` under the noise of the stretches, one after the other."""
+    from antiphase.factorization import kernels
+
+    assert workload.bands is not None
+    P, N = workload.bands
+    N = np.column_stack([np.zeros((len(N), workload.delay)), N])
+    m, q = max(s.r.shape[1] for s in stretches), max(s.r.shape[2] for s in stretches)
+    total = sum(len(s.live) for s in stretches)
+    delta = np.concatenate([s.delta for s in stretches])
+    arrays = {name: np.zeros((total, m, q)) for name in ("r", "g", "move")}
+    live: Any = np.full(workload.steps, -1)
+    fresh: Any = np.zeros(workload.steps, dtype=np.bool_)
+    row = step = 0
+    for s in stretches:
+        n = len(s.live)
+        for name, array in arrays.items():
+            array[row : row + n, : s.r.shape[1], : s.r.shape[2]] = getattr(s, name)
+        live[step + s.live] = np.arange(row, row + n)
+        fresh[step] = True
+        row, step = row + n, step + s.size
+    found: Array = kernels.variances(
+        delta, arrays["r"], arrays["g"], arrays["move"], live, fresh, np.ascontiguousarray(P), np.ascontiguousarray(N)
+    )
+    return found
+
+
+# ---- making one --------------------------------------------------------------------------------------------
+
+
+def stretch_of(problem: Problem, size: int, point: DualPoint, nodes: int) -> Stretch:
+    """The stream with so many quadrature nodes, its columns scaled to norm 1."""
+    from antiphase.factorization import kernels
+
+    squares, weights = inverse_square_root_nodes(nodes, point.low, point.high)
+    common = problem.L, problem.N, point.v, problem.half_bandwidth
+    move, g, h, x = kernels.generators(*common, squares, weights)
+    scale = x**-0.5  # of the columns; then rounding is put right from the coefficients themselves
+    delta, r = kernels.factor(move, g * scale[:, None, None], h * scale[:, None, None], np.ones(len(x)))
+    g = g * scale[:, None, None]
+    norms = np.sqrt(kernels.column_norms(delta, r, g, move))
+    return Stretch(size, problem.live, delta / norms, r, g / norms[:, None, None], move)
+
+
+def streamed_optimum(
+    name: str,
+    workload: Workload,
+    objective: Objective,
+    participation: Participation,
+    *,
+    options: dict[str, Any],
+    tolerance: float,
+    buffers: str | int,
+    progress: Progress | None = None,
+) -> Streamed:
+    """The optimum in stream form, and its certificate."""
+
+    def made(stretches: list[Stretch], sequence: list[int], bound: float) -> Streamed:
+        return Streamed(
+            name, workload, objective, participation, tuple(stretches), tuple(sequence), options=options, bound=bound
+        )
+
+    if isinstance(objective, Restarts):
+        return _by_blocks(workload, objective, tolerance, buffers, progress, made)
+    problem = problem_of(workload, objective)
+    assert problem is not None
+
+    def error(stretch: Stretch) -> float:
+        return made([stretch], [0], 1.0).error
+
+    stretch, bound = _solved(problem, workload.steps, tolerance, buffers, error, progress)
+    return made([stretch], [0], bound)
+
+
+def _by_blocks(
+    workload: Workload, objective: Restarts, tolerance: float, buffers: str | int, progress: Progress | None, made: Any
+) -> Streamed:
+    """DP-MF⁺: each stretch between restarts is a problem of its own; equal ones are solved once."""
+    rates = workload.learning_rates
+    assert rates is not None
+    known: dict[bytes, tuple[int, float]] = {}
+    stretches: list[Stretch] = []
+    sequence, bound = [], 0.0
+    for start, stop, weights in objective.blocks(workload.steps):
+        key = rates[start:stop].tobytes() + weights.tobytes()
+        if key not in known:
+            stretch, its_bound = _block(rates[start:stop], weights, tolerance, buffers, progress)
+            known[key] = len(stretches), its_bound
+            stretches.append(stretch)
+        sequence.append(known[key][0])
+        bound += known[key][1]
+    return made(stretches, sequence, bound)  # type: ignore[no-any-return]
+
+
+def _block(
+    rates: Array, weights: Array, tolerance: float, buffers: str | int, progress: Progress | None
+) -> tuple[Stretch, float]:
+    size = len(rates)
+    if not rates.any():
+        empty = np.zeros((0, 1, 1))
+        return Stretch(size, np.zeros(0, dtype=np.int64), np.zeros(0), empty, empty, empty), 0.0
+    block, objective = Workload.sgd(size, learning_rates=rates), Average(weights)
+    problem = problem_of(block, objective)
+    assert problem is not None
+
+    def error(stretch: Stretch) -> float:
+        norms = stretch.squared_norms().max()
+        return float(norms * (weights**2 @ _variances([stretch], block)))
+
+    return _solved(problem, size, tolerance, buffers, error, progress)
+
+
+def _solved(
+    problem: Problem, size: int, tolerance: float, buffers: str | int, error: Any, progress: Progress | None
+) -> tuple[Stretch, float]:
+    """The stretch and its certified bound. The search is as sharp as the form is: few buffers need no more digits."""
+    if buffers != "exact":
+        tolerance = max(tolerance, 1e-8 if size <= 50_000 else 1e-6)
+        point = maximise(problem, tolerance=tolerance, progress=progress)
+        return _with_buffers(problem, size, point, buffers, error), point.lower_bound
+    sharper, start = tolerance / 10, None
+    while True:
+        point = maximise(problem, tolerance=sharper, start=start, progress=progress)
+        nodes = nodes_needed(point.low, point.high, max(tolerance / 1000, 1e-16))
+        stretch = stretch_of(problem, size, point, nodes)
+        if error(stretch) <= (1 + tolerance) * point.lower_bound or sharper < 1e-4 * tolerance:
+            return stretch, point.lower_bound
+        sharper, start = sharper / 30, point.v
+
+
+def _with_buffers(problem: Problem, size: int, point: DualPoint, buffers: str | int, error: Any) -> Stretch:
+    """As many nodes as ``buffers`` asks for, or the fewest that are within 0.1 % of the optimum."""
+    q = problem.half_bandwidth
+    full = nodes_needed(point.low, point.high)
+    if buffers != "auto":
+        return stretch_of(problem, size, point, min(max(int(buffers) // q, 1), full))
+    nodes = max(1, min(full, round(0.57 * nodes_needed(point.low, point.high, WITHIN))))
+    stretch = stretch_of(problem, size, point, nodes)
+
+    def good(stretch: Stretch) -> bool:
+        return bool(error(stretch) <= (1 + 0.95 * WITHIN) * point.lower_bound)
+
+    if good(stretch):
+        while nodes > 1:
+            fewer = stretch_of(problem, size, point, nodes - 1)
+            if not good(fewer):
+                break
+            stretch, nodes = fewer, nodes - 1
+    else:
+        while nodes < full:
+            nodes += 1
+            stretch = stretch_of(problem, size, point, nodes)
+            if good(stretch):
+                break
+    return stretch
+
+
+def can_be_streamed(workload: Workload, objective: Objective) -> bool:
+    """Whether the optimum for one participation has this form."""
+    if isinstance(objective, Restarts):
+        return decouples(workload, objective) and workload.delay == 0
+    return problem_of(workload, objective) is not None
