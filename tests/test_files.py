@@ -8,12 +8,15 @@ import pytest
 
 import antiphase as ap
 from antiphase import files
+from antiphase.factorization.blocks import block_optimum
+from antiphase.objective import Restarts
 
 
 @pytest.fixture
 def saved(tmp_path):
     path = tmp_path / "f.antiphase"
-    ap.design("dp-mf+", steps=20, tau=6).save(path)
+    workload, settings = ap.Workload.sgd(20), {"options": {}, "tolerance": 1e-9}
+    block_optimum("dp-mf+", workload, Restarts(6), ap.once(), **settings).save(path)
     return path
 
 
@@ -68,7 +71,7 @@ def test_what_a_constructor_refuses_a_file_cannot_smuggle_in(saved):
 
 def test_a_forged_encoder_brings_its_own_sensitivity(tmp_path):
     """Sensitivity is computed from the encoder in the file: scaling it up cannot lower the noise relative to it."""
-    f = ap.design("dp-mf", steps=6)
+    f = ap.design("dp-mf", steps=6, epochs=2)
     f.save(tmp_path / "f")
 
     def scale(content):

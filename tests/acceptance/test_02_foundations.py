@@ -38,9 +38,11 @@ def check_optima(shown, claim, made):
 
 def test_prefix_sums(shown):
     optima = reference.PREFIX_OPTIMUM.items()
-    check_optima(shown, "prefix sums, one participation", ((ap.design("dp-mf", steps=t), v) for t, v in optima))
+    check_optima(
+        shown, "prefix sums, one participation", ((ap.design("dp-mf", steps=t, buffers="exact"), v) for t, v in optima)
+    )
     for steps, encoder in reference.PREFIX_ENCODER.items():
-        np.testing.assert_allclose(ap.design("dp-mf", steps=steps).encoder(), encoder, atol=1e-4)
+        np.testing.assert_allclose(ap.design("dp-mf", steps=steps, buffers="exact").encoder(), encoder, atol=1e-4)
     fixed = [
         (ap.design(name, steps=t).error, values[i])
         for t, values in reference.PGD_AND_ANTI.items()
@@ -51,8 +53,12 @@ def test_prefix_sums(shown):
 
 
 def test_restarts(shown):
-    plain = [(ap.design("dp-mf+", steps=t, tau=tau), v) for (t, tau), (v, _) in reference.RESTARTS.items()]
-    plain += [(ap.design("dp-mf+", steps=tau, tau=tau), v) for tau, v in reference.RESTART_BLOCK.items()]
+    plain = [
+        (ap.design("dp-mf+", steps=t, tau=tau, buffers="exact"), v) for (t, tau), (v, _) in reference.RESTARTS.items()
+    ]
+    plain += [
+        (ap.design("dp-mf+", steps=tau, tau=tau, buffers="exact"), v) for tau, v in reference.RESTART_BLOCK.items()
+    ]
     check_optima(shown, "Λ_τ, every τ, dividing T or not", plain)
     extra = [
         (ap.design("dp-mf+", steps=t, tau=tau, include_final=True), v)
@@ -104,16 +110,16 @@ def other_workloads(n=256):
 @pytest.mark.slow
 def test_other_workloads(shown):
     """Momentum values of the reference carry a factor (1 − β)²; ours follow torch and do not."""
-    prefix = ap.design("dp-mf", steps=256)
+    prefix = ap.design("dp-mf", steps=256, buffers="exact")
     made, ratios = [], []
     for name, workload, scale in other_workloads():
         value, ratio = reference.OTHER_WORKLOADS[name]
-        f = ap.design("dp-mf", workload=workload)
+        f = ap.design("dp-mf", workload=workload, buffers="exact")
         made.append((f, value / scale**2))
         root = f.objective.root(workload)
         ratios.append((np.square(root @ prefix.noising()).sum() / f.error, ratio))
     value, ratio = reference.OTHER_WORKLOADS["damped"]
-    f = ap.design("damped", steps=256, rho=0.9)
+    f = ap.design("damped", steps=256, rho=0.9, buffers="exact")
     made.append((f, value))
     ratios.append((np.square(f.objective.root(f.workload) @ prefix.noising()).sum() / f.error, ratio))
     check_optima(shown, "momentum, schedules, damping at T = 256", made)
@@ -147,7 +153,8 @@ def test_square_root_toeplitz(shown):
 @pytest.mark.parametrize(("steps", "epochs"), [(512, 16), (1024, 1)])
 def test_dense_designs_in_a_minute(shown, steps, epochs):
     began = time.perf_counter()
-    f = ap.design("dp-mf", steps=steps, epochs=epochs)
+    participation = ap.epochs(epochs, every=steps // epochs)  # dense, also for one epoch
+    f = ap.design("dp-mf", steps=steps, participation=participation)
     took, gap = time.perf_counter() - began, f.gap
     shown(f"dense, T = {steps}, {epochs} epoch(s)", f"{took:.1f} s, gap {gap:.1e}", "< 60 s, gap ≤ 1e-6")
     assert took < 60
@@ -157,7 +164,7 @@ def test_dense_designs_in_a_minute(shown, steps, epochs):
 def test_dp_mf_plus_by_blocks(shown):
     def timed(claim, asked, **setting):
         began = time.perf_counter()
-        f = ap.design("dp-mf+", **setting)
+        f = ap.design("dp-mf+", buffers="exact", **setting)
         took = time.perf_counter() - began + 0 * f.error
         shown(claim, f"{took:.3f} s, error {f.error:.6g}, gap {f.gap:.1e}", asked)
         assert 0 <= f.gap <= GAP
@@ -182,7 +189,7 @@ def test_steps_that_move_nothing(shown, name, kind):
         "schedule to zero": ap.Workload.sgd(steps, learning_rates=rates),
         "delay of 3": ap.Workload.sgd(steps, delay=3),
     }[kind]
-    f = ap.design(name, workload=workload, **({"tau": 20} if name == "dp-mf+" else {}))
+    f = ap.design(name, workload=workload, buffers="exact", **({"tau": 20} if name == "dp-mf+" else {}))
     idle = np.flatnonzero(workload.idle)
     C = f.encoder()
     shown(f"{name}, {kind}", f"gap {f.gap:.1e}, idle steps {idle.tolist()} independent", "works")
@@ -201,7 +208,7 @@ def test_sensitivity_of_2000_random_encoders(shown):
     assert below <= 1e-12
     assert wrong <= 1e-12
     assert claims > 500
-    f = ap.design("dp-mf", steps=64)
+    f = ap.design("dp-mf", steps=64, buffers="exact")
     C = f.encoder()
     transposed = np.linalg.cholesky(C.T @ C)
     seen = ap.sensitivity(transposed, ap.once())

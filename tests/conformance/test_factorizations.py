@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
+from antiphase.factorization.streamed import Streamed
 from antiphase.objective import Average, Restarts
 from antiphase.sensitivity import sensitivity
 from tests import brute
@@ -25,11 +26,14 @@ MECHANISMS = {
     "sqrt": ("sqrt-toeplitz", {"normalized": False}),
     "sqrt normalised": ("sqrt-toeplitz", {"normalized": True}),
     "dp-mf": ("dp-mf", {}),
+    "dp-mf exact": ("dp-mf", {"buffers": "exact"}),
     "dp-mf weighted": ("dp-mf", {"weights": np.arange(1, T + 1.0), "final_weight": 2.0}),
     "dp-mf+": ("dp-mf+", {"tau": 3}),
     "dp-mf+ whole": ("dp-mf+", {}),
     "dp-mf+ final": ("dp-mf+", {"tau": 4, "include_final": True}),
     "dp-mf+ anchored": ("dp-mf+", {"tau": 3, "anchor": "end", "weight": 0.3}),
+    "dp-mf+ exact": ("dp-mf+", {"tau": 3, "buffers": "exact"}),
+    "damped exact": ("damped", {"rho": 0.8, "final_weight": 2.0, "buffers": "exact"}),
     "damped": ("damped", {"rho": 0.8, "final_weight": 2.0}),
     "curvature": ("curvature", {"spectrum": [0.1, 0.5, 1.0], "learning_rate": 0.5}),
     "optimal": ("optimal", {"objective": Restarts(2)}),
@@ -88,7 +92,7 @@ def test_conformance(designed, name, options, workload, participation, tmp_path)
     assert f.sensitivity >= true * (1 - 1e-12)
     if f.sensitivity_is_exact and options.get("sensitivity") != "nodes":
         assert f.sensitivity == pytest.approx(true, rel=1e-8)
-    assert f.sensitivity >= sensitivity(C, participation)
+    assert f.sensitivity >= sensitivity(C, participation) * (1 - 1e-12)
 
     # the error, recomputed from nothing but the encoder
     root = f.objective.root(workload)
@@ -104,7 +108,8 @@ def test_conformance(designed, name, options, workload, participation, tmp_path)
     designed_to_be_optimal = f.bound is not None
     if designed_to_be_optimal and not isinstance(participation, ap.participation.MinSeparation):
         idle_in_epochs = workload.idle.any() and not isinstance(participation, ap.participation.Once)
-        assert f.gap <= (1e-3 if idle_in_epochs else 1e-8)
+        few_buffers = isinstance(f, Streamed) and options.get("buffers") != "exact"
+        assert f.gap <= (1e-3 if idle_in_epochs or few_buffers else 1e-8)
         assert f.sensitivity == pytest.approx(1.0, abs=1e-12)
 
     # save and load

@@ -8,15 +8,25 @@ import torch
 from scipy.linalg import solve_triangular
 
 import antiphase as ap
+from antiphase.factorization.blocks import block_optimum
 from antiphase.factorization.dense import Dense
 from antiphase.noise import stream as module
 from antiphase.noise.engines import Nodes, Regenerated, Ring, States
 from antiphase.noise.stream import engine_for, parse_memory
-from antiphase.objective import Average
+from antiphase.objective import Average, Restarts
 from tests.statistics import whitening
 
 T, D = 32, 20_000
 RUN = "0123456789abcdef" * 2
+
+
+NESTEROV = ap.Workload.sgd(T, momentum=0.9, nesterov=True, delay=2, learning_rates=[1.0] * (T - 3) + [0.0] * 3)
+GAPS = ap.Workload.sgd(T, learning_rates=[1.0, 0.0, 1.0, 1.0] * (T // 4), weight_decay=0.1)
+
+
+def blocks(tau):
+    settings = {"options": {}, "tolerance": 1e-9}
+    return block_optimum("dp-mf+", ap.Workload.sgd(T), Restarts(tau), ap.once(), **settings)
 
 
 def banded():
@@ -28,11 +38,17 @@ ENGINES = {  # name: (factorization, the engine it must get, diagonals up to whi
     "independent": (lambda: ap.design("dp-sgd", steps=T), Ring, 64),
     "ring": (banded, Ring, 64),
     "ring, whole": (lambda: ap.design("dp-mf", steps=T, epochs=4), Ring, 64),
-    "ring, blocks": (lambda: ap.design("dp-mf+", steps=T, tau=5), Ring, 64),
+    "ring, blocks": (lambda: blocks(5), Ring, 64),
     "ring, toeplitz": (lambda: ap.design("sqrt-toeplitz", steps=T), Ring, 64),
     "regenerated": (lambda: ap.design("dp-mf", steps=T, epochs=4), Regenerated, 1),
-    "regenerated, blocks": (lambda: ap.design("dp-mf+", steps=T, tau=7), Regenerated, 1),
+    "regenerated, blocks": (lambda: blocks(7), Regenerated, 1),
     "regenerated, anti": (lambda: ap.design("anti-pgd", steps=T), Regenerated, 1),
+    "buffers": (lambda: ap.design("dp-mf", steps=T), States, 64),
+    "buffers, exact": (lambda: ap.design("dp-mf", steps=T, buffers="exact"), States, 64),
+    "buffers, restarts": (lambda: ap.design("dp-mf+", steps=T, tau=5), States, 64),
+    "buffers, momentum": (lambda: ap.design("dp-mf", workload=ap.Workload.sgd(T, momentum=0.9)), States, 64),
+    "buffers, nesterov and idle steps": (lambda: ap.design("dp-mf", workload=NESTEROV), States, 64),
+    "buffers, idle steps": (lambda: ap.design("dp-mf", workload=GAPS), States, 64),
     "tree, full": (lambda: ap.design("tree", steps=T), States, 64),
     "tree, full, 27 steps": (lambda: ap.design("tree", steps=27), States, 64),
     "tree, online": (lambda: ap.design("tree", steps=T, estimator="online"), Nodes, 64),
@@ -84,12 +100,9 @@ def test_threads_memory_and_length_change_no_bit(mechanism):
     plain = rows_of(mechanism, 5000, threads=1)
     np.testing.assert_array_equal(rows_of(mechanism, 5000, threads=3), plain)
     np.testing.assert_array_equal(rows_of(mechanism, 40_000, threads=2)[:, :5000], plain)
-    small = 4 * 5120 * max(8, mechanism.factorization.bands if isinstance(engine_of(mechanism), Ring) else 8)
+    engine = engine_for(mechanism.factorization, 1.0, 5120, 10**8)
+    small = 4 * 5120 * 8 if isinstance(engine, Regenerated) else max(engine.memory, 1)
     np.testing.assert_array_equal(rows_of(mechanism, 5000, memory=small), plain)
-
-
-def engine_of(mechanism):
-    return engine_for(mechanism.factorization, 1.0, 1024, 10**8)
 
 
 @EVERY_ENGINE
@@ -203,6 +216,8 @@ def families(steps):
     yield ap.design("sqrt-toeplitz", steps=steps)
     yield ap.design("dp-mf+", steps=steps, tau=50)
     yield ap.design("dp-mf+", steps=steps, tau=200)
+    yield ap.design("dp-mf", steps=steps)
+    yield ap.design("dp-mf", workload=ap.Workload.sgd(steps, momentum=0.9))
     yield ap.design("tree", steps=steps)
 
 
