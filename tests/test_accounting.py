@@ -62,6 +62,7 @@ def test_agreement_with_dp_accounting():
         assert ac.gaussian_epsilon(1.7, delta) == pytest.approx(get_epsilon_gaussian(1.7, delta), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_poisson_samples_are_amplified_and_calibration_is_safe():
     options = {"sampling_rate": 0.01, "steps": 500}
     assert ac.poisson_epsilon(1.0, 1e-6, **options) < 0.5 * ac.gaussian_epsilon(1.0 / math.sqrt(500), 1e-6)

@@ -75,6 +75,7 @@ def test_blocks_know_what_their_first_rows_cost():
         assert f.sensitivity_of(rows) == pytest.approx(dense, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_poisson_samples():
     f = ap.design("dp-sgd", steps=100, epochs=10)
     m = ap.calibrate(f, epsilon=2.0, delta=1e-6, sampler="poisson", sampling_rate=0.05, adjacency="add-remove")

@@ -38,6 +38,7 @@ def test_the_outsiders_script_is_short_and_knows_nothing_of_us():
     assert "from antiphase" not in source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MECHANISMS.values(), ids=MECHANISMS.keys())
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
 def test_an_outsider_comes_to_the_same_figures(make, adjacency, tmp_path):
@@ -46,6 +47,7 @@ def test_an_outsider_comes_to_the_same_figures(make, adjacency, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_an_outsider_comes_to_the_same_figures_with_poisson_samples(tmp_path):
     f = ap.design("dp-sgd", steps=20)
     m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5, sampler="poisson", sampling_rate=0.1)

@@ -14,6 +14,8 @@ from tests import reference
 from tests.test_design import BAD
 from tests.test_sensitivity import shortfall
 
+pytestmark = pytest.mark.slow  # `make check` has the unit tests of the same claims
+
 ACCURACY = 1e-8
 GAP = 1e-8
 
@@ -107,7 +109,6 @@ def other_workloads(n=256):
     yield "warmup_cosine", ap.Workload.sgd(n, learning_rates=warm), 1.0
 
 
-@pytest.mark.slow
 def test_other_workloads(shown):
     """Momentum values of the reference carry a factor (1 − β)²; ours follow torch and do not."""
     prefix = ap.design("dp-mf", steps=256, buffers="exact")
@@ -149,7 +150,6 @@ def test_square_root_toeplitz(shown):
     assert worst(pairs) <= ACCURACY
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "epochs"), [(512, 16), (1024, 1)])
 def test_dense_designs_in_a_minute(shown, steps, epochs):
     began = time.perf_counter()
@@ -200,7 +200,6 @@ def test_steps_that_move_nothing(shown, name, kind):
         assert np.abs(C[i]).sum() + np.abs(C[:, i]).sum() == pytest.approx(2.0)
 
 
-@pytest.mark.slow
 def test_sensitivity_of_2000_random_encoders(shown):
     below, wrong, claims = shortfall(2000, seed=0)
     shown("2,000 random signed encoders", f"worst shortfall {below:.1e}", "≤ 1e-12 below brute force")
@@ -216,7 +215,6 @@ def test_sensitivity_of_2000_random_encoders(shown):
     assert seen > 1.1
 
 
-@pytest.mark.slow
 def test_bad_input(shown):
     """The cases of test_design and its neighbours; here, that they are the same under python -O."""
     for call, words in BAD:

@@ -17,6 +17,8 @@ from tests.noise import test_stream as streams
 from tests.statistics import whitening
 from tests.test_accounting import draws, exact_delta
 
+pytestmark = pytest.mark.slow  # `make check` has the unit tests of the same claims
+
 
 def test_noise_multipliers(shown):
     pairs = [(ac.gaussian_noise_multiplier(*setting), value) for setting, value in reference.NOISE_MULTIPLIERS.items()]
@@ -130,7 +132,6 @@ def test_stopped_anywhere_and_restored(shown, tmp_path, monkeypatch):
     shown("another mechanism's state", "refused", "refused")
 
 
-@pytest.mark.slow
 def test_bad_input(shown):
     tests = Path(__file__).parents[1]
     files = [tests / "test_accounting.py", tests / "test_mechanism.py", tests / "noise"]

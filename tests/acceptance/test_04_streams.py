@@ -16,6 +16,8 @@ from tests.acceptance.test_02_foundations import other_workloads
 from tests.noise.test_stream import RUN, normals
 from tests.statistics import whitening
 
+pytestmark = pytest.mark.slow  # `make check` has the unit tests of the same claims
+
 
 def timed(*arguments, **options):
     began = time.perf_counter()
@@ -56,7 +58,6 @@ def test_2048_steps(shown):
     assert took < 1
 
 
-@pytest.mark.slow
 def test_the_first_time(shown, tmp_path):
     """A process with an empty compilation cache, on one core."""
     code = "import antiphase as ap\nfor b in ('exact', 'auto'): ap.design('dp-mf', steps=2048, buffers=b).gap"

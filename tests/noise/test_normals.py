@@ -47,6 +47,7 @@ def test_any_order_and_any_number_at_once_give_the_same():
             np.testing.assert_array_equal(out[i * CHUNK : (i + 1) * CHUNK], whole[step, first + i])
 
 
+@pytest.mark.slow
 def test_they_are_normal():
     """16 million: moments, and counts in 60 bins and in the tails, within 5 standard errors."""
     x = drawn(16_000).astype(np.float64)

@@ -193,6 +193,7 @@ def test_rows_are_written_where_they_are_wanted():
     assert stream.position == 3
 
 
+@pytest.mark.slow
 def test_float32_rows_do_not_drift():
     """Every family, against float64 from the same normals: within 1e-5 of a row's standard deviation."""
     for name, worst in drift(steps=1500):
@@ -265,6 +266,7 @@ def test_no_global_generator_is_read_or_written():
         assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 def test_memory_is_what_it_says():
     d, width = 10_000, 10 * 1024
     m = ap.calibrate(banded(), noise_multiplier=1.0)
