@@ -92,3 +92,12 @@ def test_poisson_samples_are_amplified_and_calibration_is_safe():
 def test_bad_input_is_named(call, words):
     with pytest.raises((ValueError, TypeError), match=words):
         call()
+
+
+@pytest.mark.parametrize("s", [1e3, 1e5, 1e7, 1e9, 1e12])
+@pytest.mark.parametrize("delta", [1e-6, 1e-12, 1e-20])
+def test_a_great_deal_of_noise_is_rounded_up_too(s, delta):
+    """1/s is nearly lost in the difference there; a review found δ too small by 2e-8 at s = 1e7."""
+    epsilon = ac.gaussian_epsilon(s, delta)
+    assert exact_delta(s, epsilon) <= delta
+    assert exact_delta(s, epsilon) <= ac.gaussian_delta(s, epsilon)

@@ -5,11 +5,13 @@ import random
 
 import numpy as np
 import pytest
+from safetensors.numpy import save as serialise
 
 import antiphase as ap
 from antiphase import files
 from antiphase.factorization.blocks import block_optimum
 from antiphase.objective import Restarts
+from antiphase.values import digest
 
 
 @pytest.fixture
@@ -130,3 +132,30 @@ def test_the_format_is_plain_enough_for_an_outsider(saved):
     begin, end = header[name]["data_offsets"]
     packed = np.frombuffer(data[8 + length :][begin:end], dtype="<f8")
     assert len(packed) == 6 * 7 // 2
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"version": "1", "digest": digest({"content": None, "arrays": {}})},
+        {"version": "²", "content": "{}"},
+        {"version": "9" * 5000, "content": "{}"},
+        {"version": "1", "content": '{"what": {"$array": []}}'},
+        {"version": "1", "content": "{" * 5 + '"a":' * 900 + "1"},
+        {"version": "1", "content": '{"a":' * 900 + "1" + "}" * 900},
+        {"version": "1", "content": "[]"},
+    ],
+)
+def test_hostile_headers_are_refused(tmp_path, metadata):
+    if "content" in metadata:
+        metadata = {"digest": digest({"content": metadata["content"], "arrays": {}})} | metadata
+    (tmp_path / "f").write_bytes(serialise({}, {"format": "antiphase"} | metadata))
+    with pytest.raises(ap.FileFormatError):
+        ap.load(tmp_path / "f")
+
+
+@pytest.mark.parametrize("change", [{"noise_multiplier": 10**400}, {"clip_norm": "one"}, {"unit": 3}])
+def test_hostile_mechanisms_are_refused(tmp_path, change):
+    ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0).save(tmp_path / "m")
+    with pytest.raises(ap.FileFormatError):
+        ap.load(rewritten(tmp_path / "m", lambda content: content.update(change)))

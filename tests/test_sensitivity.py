@@ -115,3 +115,10 @@ class Unheard(Participation):
 def test_bad_input_is_named(call, words):
     with pytest.raises((ValueError, TypeError), match=words):
         call()
+
+
+@pytest.mark.parametrize("scale", [2.7e-162, 1e-170, 1e170])
+@pytest.mark.parametrize("participation", [once(), epochs(3, every=1), min_separation(2, 1)])
+def test_squares_that_overflow_or_underflow_are_no_sensitivity(scale, participation):
+    with pytest.raises(ValueError, match="out of range"):
+        sensitivity(np.eye(3) * scale, participation)

@@ -25,7 +25,10 @@ def real_number(name: str, value: Any, *, least: float = -math.inf, below: float
     """``value`` as a finite float with ``least <= value < below``."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} = {value!r} must be a number, not {type(value).__name__}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or not least <= number < below:
         wanted = "finite"
         if least > -math.inf:

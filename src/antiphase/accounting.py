@@ -133,9 +133,9 @@ def _log_delta(s: float, epsilon: float) -> float:
     if x < -5:  # δ is near 1
         return math.log(max(float(ndtr(-x)) - math.exp(epsilon + float(log_ndtr(-x - 1 / s))), 1e-300))
     scale = math.sqrt(0.5)
-    difference = float(erfcx(x * scale)) - float(erfcx((x + 1 / s) * scale))
-    if difference <= 0:  # 1/s is lost in x: δ is below anything a float can tell
-        return -math.inf
+    near = float(erfcx(x * scale))
+    # PRIVACY: what the subtraction may have lost is added back.   [G7]
+    difference = near - float(erfcx((x + 1 / s) * scale)) + 1e-15 * near
     return -0.5 * x * x + math.log(0.5 * difference)
 
 

@@ -64,23 +64,19 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise FileFormatError(f"{path}: damaged ({error})") from error
     if metadata.get("digest") != digest({"content": metadata.get("content"), "arrays": arrays}):
         raise FileFormatError(f"{path}: the content does not match its digest; the file is damaged or was altered")
-    try:
-        content = json.loads(metadata["content"])
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path}: damaged ({error})") from error
 
     def full(item: Any) -> Any:
         if isinstance(item, dict):
             if item.keys() == {"$array"}:
-                if item["$array"] not in arrays:
-                    raise FileFormatError(f"{path}: array {item['$array']!r} is missing")
                 return arrays[item["$array"]]
             return {key: full(value) for key, value in item.items()}
         return item
 
-    if not isinstance(content, dict):
-        raise FileFormatError(f"{path}: damaged (no content)")
-    return {key: full(value) for key, value in content.items()} | {"digest": metadata["digest"]}
+    try:
+        content = json.loads(metadata["content"])
+        return {key: full(value) for key, value in content.items()} | {"digest": metadata["digest"]}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise FileFormatError(f"{path}: damaged ({type(error).__name__}: {error})") from error
 
 
 def _metadata(path: Path, data: bytes) -> dict[str, Any]:
@@ -93,7 +89,7 @@ def _metadata(path: Path, data: bytes) -> dict[str, Any]:
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise FileFormatError(f"{path}: not an antiphase file")
     version = str(metadata.get("version"))
-    if not version.isdigit() or int(version) > VERSION:
+    if version not in [str(v) for v in range(1, VERSION + 1)]:
         raise FileFormatError(
             f"{path}: format version {version}; this is a reader of versions up to {VERSION}: update antiphase"
         )

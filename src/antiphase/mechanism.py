@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from antiphase import _checks as check
 from antiphase import accounting, files
 from antiphase.errors import FileFormatError
-from antiphase.factorization.base import Factorization
+from antiphase.factorization.base import MALFORMED, Factorization
 from antiphase.factorization.base import restore as restore_factorization
 from antiphase.factorization.fixed import Identity
 from antiphase.noise import Key
@@ -60,6 +60,11 @@ class Mechanism:
             clean["target_delta"] = accounting.checked_delta("delta", self.target_delta)
         for name, value in clean.items():
             object.__setattr__(self, name, value)
+        # PRIVACY: float32 rows must neither vanish nor overflow.   [G8]
+        if not 1e-30 < self.noise_scale < 1e30:
+            raise ValueError(
+                f"noise_multiplier × clip_norm × sensitivity = {self.noise_scale:g} is no scale for float32 noise"
+            )
         check.choice("unit", self.unit, UNITS)
         check_promise(self.factorization, self.adjacency, self.sampler, self.sampling_rate)
 
@@ -302,5 +307,5 @@ def load(path: str | os.PathLike[str]) -> Mechanism | Factorization:
         return Mechanism(factorization, **{name: content[name] for name in names})
     except FileFormatError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise FileFormatError(f"{path}: not a valid mechanism ({error})") from error

@@ -49,7 +49,8 @@ class DenseColumns:
     def gram(self, indices: Indices) -> Array:
         # PRIVACY: CᵀC, not CCᵀ: a record is a column of the encoder.   [G1]
         columns = self._encoder[:, indices]
-        return columns.T @ columns
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is refused as a sensitivity
+            return columns.T @ columns
 
 
 def sensitivity(encoder: Any, participation: Participation) -> float:
@@ -66,15 +67,23 @@ def sensitivity(encoder: Any, participation: Participation) -> float:
     """
     columns = _columns(encoder)
     check.instance("participation", participation, Participation)
+    squared = _squared(columns, participation)
+    # PRIVACY: squares that overflowed, underflowed or met as inf − inf are no sensitivity.   [G1]
+    if not 1e-200 < squared < 1e200:
+        raise ValueError(f"the squared sensitivity of this encoder is {squared:g}: its entries are out of range")
+    return math.sqrt(squared)
+
+
+def _squared(columns: Columns, participation: Participation) -> float:
     if isinstance(participation, Once):
-        # PRIVACY: the largest column norm, not row norm, and its root, not its square.   [G1]
-        return math.sqrt(columns.squared_norms().max())
+        # PRIVACY: the largest column norm, not row norm.   [G1]
+        return float(np.max(columns.squared_norms()))
     if isinstance(participation, Epochs):
         patterns = participation.classes(columns.steps)
         # PRIVACY: |X_ii'|: the signs of cross terms are the adversary's to choose.   [G1]
-        return math.sqrt(max(float(np.abs(columns.gram(pattern)).sum()) for pattern in patterns))
+        return float(np.max([np.abs(columns.gram(pattern)).sum() for pattern in patterns]))
     if isinstance(participation, MinSeparation):
-        return math.sqrt(_min_separation_bound(columns, participation))
+        return _min_separation_bound(columns, participation)
     raise TypeError(f"participation = {participation!r}: no sensitivity is known for a {type(participation).__name__}")
 
 
@@ -88,7 +97,7 @@ def is_exact(encoder: Any, participation: Participation, tolerance: float = 1e-9
     columns = _columns(encoder)
     if isinstance(participation, Epochs):
         patterns = participation.classes(columns.steps)
-        attained = math.sqrt(max(float(columns.gram(pattern).sum()) for pattern in patterns))
+        attained = math.sqrt(max(float(np.max([columns.gram(pattern).sum() for pattern in patterns])), 0.0))
         return attained >= (1 - tolerance) * sensitivity(columns, participation)
     if isinstance(participation, MinSeparation) and participation.count > 1:
         gram = columns.gram(np.arange(columns.steps))

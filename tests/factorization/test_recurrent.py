@@ -134,3 +134,47 @@ def test_a_stream_with_broken_coefficients_is_refused():
         fields = {"size": s.size, "live": s.live, "delta": s.delta, "r": s.r, "g": s.g, "move": s.move}
         with pytest.raises(ValueError, match=r"stream|finite|positive"):
             type(s)(**(fields | change))
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        ap.Workload.sgd(600, momentum=0.99),
+        ap.Workload.sgd(600, momentum=0.99, nesterov=True),
+        ap.Workload.sgd(600).with_ema(0.999),
+        ap.Workload.sgd(300, momentum=0.99).with_ema(0.999),
+    ],
+    ids=lambda w: w.describe(),
+)
+def test_column_norms_keep_their_digits_where_a_nodes_vectors_nearly_cancel(workload):
+    """A review found them too small by 5e-7 for momentum 0.99 with an EMA, where squares drowned the differences."""
+    f = ap.design("dp-mf", workload=workload, buffers=12)
+    dense = np.square(f.encoder()).sum(axis=0)
+    np.testing.assert_allclose(f._columns().squared_norms(), dense, rtol=1e-10)
+    assert f.sensitivity >= np.sqrt(dense.max()) * (1 - 1e-11)
+
+
+def forged(**change):
+    ones = np.ones((4, 1, 1))
+    fields = {"size": 4, "live": np.arange(4), "delta": np.ones(4), "r": ones, "g": ones, "move": ones} | change
+    return type(ap.design("dp-mf", steps=4).distinct[0])(**fields)
+
+
+def test_a_forged_stream_cannot_hide_its_sensitivity():
+    """Integers that wrap, floats that underflow, rows that cancel only in float64: found in a review."""
+    ones = np.ones((4, 1, 1))
+    assert forged().squared_norms().max() == pytest.approx(4)
+    wrapped = forged(r=np.full((4, 1, 1), 2**32), g=ones * 2.0**-32)
+    assert wrapped.squared_norms().max() == pytest.approx(4)
+    single = forged(r=(ones * 1e-25).astype(np.float32), g=(ones * 1e25).astype(np.float32))
+    assert single.squared_norms().max() == pytest.approx(4, rel=1e-6)
+    with pytest.raises(ValueError, match="too large"):
+        forged(r=ones * 1e-170, g=ones * 1e170)
+    with pytest.raises(ValueError, match="whole numbers"):
+        forged(live=np.arange(4) + 0.5)
+    a = 2.0**40
+    cancelling = {"r": np.tile([[3 * a], [-a]], (4, 1, 1)), "g": np.tile([[1.0], [3.0]], (4, 1, 1))}
+    with pytest.raises(ValueError, match="cancel"):
+        forged(**cancelling, move=np.ones((4, 2, 1))).squared_norms()
+    with pytest.raises(ValueError, match="read-only"):
+        forged().delta[0] = 100.0

@@ -1,4 +1,6 @@
+import copy
 import json
+import pickle
 import subprocess
 import sys
 
@@ -341,3 +343,23 @@ def test_bad_input_is_named(call, words):
 
 def test_sizes_in_words():
     assert [parse_memory(s) for s in ("1KB", "2 MiB", "1.5gb", "7", 9)] == [1000, 2 << 20, 1_500_000_000, 7, 9]
+
+
+def test_noise_is_written_to_the_place_itself_and_to_no_place_twice():
+    m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
+    stream = m.noise(4, key=ap.Key.insecure(1))
+    for bad in ([np.float32(0)] * 4, torch.zeros(1).expand(4), np.broadcast_to(np.float32(0), 4)):
+        with pytest.raises(ValueError, match="out"):
+            stream.next(bad)
+    assert stream.position == 0
+    shared = torch.zeros(4)
+    named = m.noise(shapes={"a": 4, "b": 4}, key=ap.Key.insecure(1))
+    with pytest.raises(ValueError, match="same memory"):
+        named.next({"a": shared, "b": shared})
+
+
+def test_a_stream_is_not_copied():
+    stream = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0).noise(4, key=ap.Key.insecure(1))
+    for clone in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="not copied"):
+            clone(stream)

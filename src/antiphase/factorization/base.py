@@ -20,6 +20,8 @@ from antiphase.participation import Participation
 from antiphase.sensitivity import Columns, DenseColumns, is_exact, sensitivity
 from antiphase.workload import Workload
 
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError, MemoryError)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Factorization(ABC):
@@ -228,7 +230,7 @@ def restore(content: Any, source: Any) -> Factorization:
         return kind._restored(common, content["stored"])
     except FileFormatError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except MALFORMED as error:
         raise FileFormatError(f"{source}: not a valid factorization ({error})") from error
 
 
@@ -263,4 +265,5 @@ def lower_triangular(encoder: Any, steps: int) -> Array:
         raise ValueError("encoder has entries above the diagonal: it would need noise of steps to come")
     if not (np.diagonal(C) > 0).all():
         raise ValueError("encoder has a diagonal that is not positive: its noise cannot be made")
+    C.setflags(write=False)  # what is cached about it stays true
     return C

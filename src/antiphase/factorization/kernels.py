@@ -327,3 +327,61 @@ def variances(delta: Array, r: Array, g: Array, move: Array, live: Array, fresh:
                         value += weight[c, j] * half[a, index[c, j]]
                 V[a, c] = value
     return out
+
+
+@_compiled
+def column_norms_of_pairs(delta: Array, r: Array, g: Array, move: Array) -> Array:
+    """`column_norms` for q = 2, in the basis (newest, newest − older): the two are nearly equal, and squares of what
+    they have in common would drown what they differ in."""
+    T, m = g.shape[0], g.shape[1]
+    n = 2 * m
+    out = np.zeros(T)
+    P, work, Pg = np.zeros((n, n)), np.zeros((n, n)), np.zeros(n)
+    x, step = np.zeros((m, 2)), np.zeros((m, 2, 2))
+    for i in range(T - 1, -1, -1):
+        for k in range(m):
+            x[k, 0], x[k, 1] = g[i, k, 0], g[i, k, 0] - g[i, k, 1]
+        out[i] = delta[i] ** 2 + times(P, x, Pg)
+        if i + 1 < T:
+            for k in range(m):
+                first, second = move[i + 1, k, 0], move[i + 1, k, 1]
+                step[k, 0, 0], step[k, 0, 1] = first + second, -second
+                step[k, 1, 0], step[k, 1, 1] = (first - 1.0) + second, -second
+            for k in range(m):
+                for b in range(2):
+                    for c in range(n):
+                        work[2 * k + b, c] = step[k, 0, b] * P[2 * k, c] + step[k, 1, b] * P[2 * k + 1, c]
+            for a in range(n):
+                for k in range(m):
+                    for b in range(2):
+                        P[a, 2 * k + b] = work[a, 2 * k] * step[k, 0, b] + work[a, 2 * k + 1] * step[k, 1, b]
+        for k in range(m):
+            x[k, 0], x[k, 1] = r[i, k, 0] + r[i, k, 1], -r[i, k, 1]
+        add_outer(P, x)
+    return out
+
+
+@_compiled
+def column_norms_one_by_one(delta: Array, r: Array, g: Array, move: Array) -> Array:
+    """`column_norms` by the very recursion that makes the noise: O(T²), and as accurate as that."""
+    T, m, q = g.shape
+    out = np.zeros(T)
+    S = np.zeros((m, q))
+    for j in range(T):
+        S[:] = g[j]
+        total = delta[j] ** 2
+        for i in range(j + 1, T):
+            entry = 0.0
+            for k in range(m):
+                if i > j + 1:
+                    new = 0.0
+                    for b in range(q):
+                        new += move[i, k, b] * S[k, b]
+                    for b in range(q - 1, 0, -1):
+                        S[k, b] = S[k, b - 1]
+                    S[k, 0] = new
+                for b in range(q):
+                    entry += r[i, k, b] * S[k, b]
+            total += entry * entry
+        out[j] = total
+    return out

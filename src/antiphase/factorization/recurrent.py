@@ -23,6 +23,7 @@ from antiphase.objective import Objective
 from antiphase.workload import Workload, _apply_bands, _solve_bands
 
 WIDEST = 4  # half-bandwidth up to which this path is taken
+LONGEST_WIDE = 20_000  # steps up to which it is for a half-bandwidth above 2, where column norms take O(T²)
 FAINTEST = 60.0  # ln v is kept within this of the largest
 SAFETY = 2.0  # by which the estimated ends of the spectrum are moved apart in the search
 
@@ -71,7 +72,8 @@ def problem_of(workload: Workload, objective: Objective) -> Problem | None:
     found = Problem(
         np.ascontiguousarray(P), np.ascontiguousarray(N), weights, np.flatnonzero(~workload.idle).astype(np.int64)
     )
-    return found if found.half_bandwidth <= WIDEST else None
+    fits = found.half_bandwidth <= (2 if found.size > LONGEST_WIDE else WIDEST)
+    return found if fits else None
 
 
 def _without_idle(workload: Workload, P: Array, N: Array, weights: Array) -> tuple[Array, Array, Array] | None:

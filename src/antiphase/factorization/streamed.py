@@ -29,6 +29,7 @@ from antiphase.workload import Workload
 
 WITHIN = 1e-3  # of the optimum: what buffers="auto" keeps to
 FIELDS = ("delta", "r", "g", "move")
+MOST_BUFFERS = 2048
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,15 @@ class Stretch:
     move: Array  # (n, m, q): T into row i
 
     def __post_init__(self) -> None:
-        live = np.asarray(self.live, dtype=np.int64)
+        # PRIVACY: copies that nobody can change, in the type that the norms are computed in.   [G1]
+        for name, axes in zip(FIELDS, (1, 3, 3, 3), strict=True):
+            object.__setattr__(self, name, check.real_array(name, getattr(self, name), ndim=axes))
+        live = np.array(self.live)
+        if live.ndim != 1 or live.dtype.kind != "i":
+            raise ValueError("the live steps of a stream are not whole numbers")
+        live = live.astype(np.int64)
+        live.setflags(write=False)
+        object.__setattr__(self, "live", live)
         n = len(live)
         shape = self.r.shape
         if (
@@ -57,9 +66,10 @@ class Stretch:
             raise ValueError("the coefficients of a stream do not fit together")
         if n and (live[0] < 0 or live[-1] >= self.size or (np.diff(live) <= 0).any()):
             raise ValueError("the live steps of a stream are not in order")
-        for name in FIELDS:
-            if not np.isfinite(getattr(self, name)).all():
-                raise ValueError(f"{name} has entries that are not finite")
+        if shape[1] * shape[2] > MOST_BUFFERS:
+            raise ValueError(f"a stream of {shape[1] * shape[2]} buffers; {MOST_BUFFERS} are the most there can be")
+        if any(np.abs(getattr(self, name)).max(initial=0.0) > 1e50 for name in FIELDS):
+            raise ValueError("the coefficients of a stream are too large: their squares would overflow")
         if not (self.delta > 0).all():
             raise ValueError("delta is not positive: the noise cannot be made")
 
@@ -73,7 +83,17 @@ class Stretch:
         out = np.ones(self.size)
         if len(self.live):
             # PRIVACY: from the coefficients that the noise is made with, not from what the design believes.   [G1]
-            out[self.live] = kernels.column_norms(self.delta, self.r, self.g, self.move)
+            # With two vectors a node they nearly cancel, with three the difference of their difference counts.
+            ways = (kernels.column_norms, kernels.column_norms_of_pairs, kernels.column_norms_one_by_one)
+            norms = ways[min(self.r.shape[2], 3) - 1](self.delta, self.r, self.g, self.move)
+            out[self.live] = norms
+            if self.r.shape[2] == 1:
+                # PRIVACY: rows that cancel in float64 need not in the float32 state that makes the noise.   [G1]
+                most = kernels.column_norms(self.delta, np.abs(self.r), np.abs(self.g), np.abs(self.move))
+                if not (most <= 100 * norms).all():
+                    raise ValueError(
+                        "the coefficients of a stream cancel one another: its noise would be rounding error"
+                    )
         return out
 
     def dense(self) -> Array:
@@ -255,7 +275,7 @@ def stretch_of(problem: Problem, size: int, point: DualPoint, nodes: int) -> Str
     scale = x**-0.5  # of the columns; then rounding is put right from the coefficients themselves
     delta, r = kernels.factor(move, g * scale[:, None, None], h * scale[:, None, None], np.ones(len(x)))
     g = g * scale[:, None, None]
-    norms = np.sqrt(kernels.column_norms(delta, r, g, move))
+    norms = np.sqrt(Stretch(size, problem.live, delta, r, g, move).squared_norms()[problem.live])
     return Stretch(size, problem.live, delta / norms, r, g / norms[:, None, None], move)
 
 
@@ -331,11 +351,17 @@ def _solved(
     problem: Problem, size: int, tolerance: float, buffers: str | int, error: Any, progress: Progress | None
 ) -> tuple[Stretch, float]:
     """The stretch and its certified bound. The search is as sharp as the form is: few buffers need no more digits."""
+    start = None
     if buffers != "exact":
         tolerance = max(tolerance, 1e-8 if size <= 50_000 else 1e-6)
-        point = maximise(problem, tolerance=tolerance, progress=progress)
-        return _with_buffers(problem, size, point, buffers, error), point.lower_bound
-    sharper, start = tolerance / 10, None
+        for _ in range(4):
+            point = maximise(problem, tolerance=tolerance, start=start, progress=progress)
+            stretch = _with_buffers(problem, size, point, buffers, error)
+            if buffers != "auto" or error(stretch) <= (1 + WITHIN) * point.lower_bound:
+                break
+            tolerance, start = tolerance / 100, point.v  # what falls short is the bound
+        return stretch, point.lower_bound
+    sharper = tolerance / 10
     while True:
         point = maximise(problem, tolerance=sharper, start=start, progress=progress)
         nodes = nodes_needed(point.low, point.high, max(tolerance / 1000, 1e-16))
@@ -364,7 +390,8 @@ def _with_buffers(problem: Problem, size: int, point: DualPoint, buffers: str | 
                 break
             stretch, nodes = fewer, nodes - 1
     else:
-        while nodes < full:
+        most = min(full, 2 * nodes + 8)
+        while nodes < most:
             nodes += 1
             stretch = stretch_of(problem, size, point, nodes)
             if good(stretch):

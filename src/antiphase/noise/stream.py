@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -81,7 +82,8 @@ class NoiseStream:
         self._threads = most if threads is None else check.whole_number("threads", threads)
         self._pool: ThreadPoolExecutor | None = None
         self._position = 0
-        self._broken = False
+        self._broken = False  # True while a row is being made, and for good if that was interrupted
+        self._lock = threading.Lock()
 
     # ---- where it stands -----------------------------------------------------------------------------------
 
@@ -161,16 +163,22 @@ class NoiseStream:
         used as it is.
         """
         targets = None if out is None else self._targets(out)
-        self._refuse_past_horizon(1)
         row = np.empty(self._width, np.float32)
-        self._make(self._position, row)
-        self._position += 1
+        with self._lock:
+            self._refuse_past_horizon(1)
+            self._make(self._position, row)
+            self._position += 1
+            self._broken = False
         views = [row[part].reshape(shape) for part, shape in zip(self._slices, self._shapes.values(), strict=True)]
         if targets is not None:
             for target, view in zip(targets, views, strict=True):
                 target[...] = view
             return out
         return views[0] if self._flat else dict(zip(self._shapes, views, strict=True))
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        # PRIVACY: a copy would give out the same rows a second time.   [G12]
+        raise TypeError("a NoiseStream is not copied or pickled: keep its state(), and resume from it")
 
     def __iter__(self) -> Iterator[Any]:
         while self.remaining:
@@ -179,15 +187,17 @@ class NoiseStream:
     def skip(self, count: int) -> None:
         """Go on ``count`` rows without giving them out."""
         count = check.whole_number("count", count, least=0)
-        self._refuse_past_horizon(count)
-        if not count:
-            return
-        target = self._position + count
-        row = np.empty(self._width, np.float32)
-        start = max(self._engine.restart(target), 0)
-        for step in range(start, target):
-            self._make(step, row)
-        self._position = target
+        with self._lock:
+            self._refuse_past_horizon(count)
+            if not count:
+                return
+            target = self._position + count
+            row = np.empty(self._width, np.float32)
+            self._broken = True
+            for step in range(max(self._engine.restart(target), 0), target):
+                self._make(step, row)
+            self._position = target
+            self._broken = False
 
     def _refuse_past_horizon(self, count: int) -> None:
         if self._broken:
@@ -219,13 +229,19 @@ class NoiseStream:
                 share(which)
         for other in others:
             other.result()
-        self._broken = False
 
     def _targets(self, out: Any) -> list[Any]:
         given = [out] if self._flat else [out[name] for name in self._shapes]
-        targets = []
+        targets: list[Any] = []
         for (name, shape), target in zip(self._shapes.items(), given, strict=True):
-            array = np.asarray(target)
+            # PRIVACY: noise written to a copy, or one number for many places, protects nothing.   [G8]
+            array = target if isinstance(target, np.ndarray) else _memory_of(target)
+            if array is None or any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
+                raise ValueError(
+                    f"out = {type(target).__name__}: a float32 array or a CPU tensor of its own memory is needed"
+                )
+            if any(np.may_share_memory(array, other) for other in targets):
+                raise ValueError("out has two names for the same memory")
             if array.dtype != np.float32 or array.shape != shape or not array.flags.writeable:
                 raise ValueError(
                     f"out{f'[{name!r}]' if name else ''} has shape {array.shape} and type {array.dtype}; a float32 "
@@ -233,6 +249,15 @@ class NoiseStream:
                 )
             targets.append(array)
         return targets
+
+
+def _memory_of(tensor: Any) -> Any:
+    """The memory of a torch tensor on the CPU as an array, or None: not a copy of it."""
+    try:
+        array = tensor.detach().numpy()
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    return array if isinstance(array, np.ndarray) and array.ctypes.data == tensor.data_ptr() else None
 
 
 def engine_for(factorization: Factorization, scale: float, width: int, memory: int) -> Engine:
