@@ -58,6 +58,7 @@ def test_2048_steps(shown):
     assert took < 1
 
 
+@pytest.mark.long  # a limit in seconds, and a machine may be busy
 def test_the_first_time(shown, tmp_path):
     """A process with an empty compilation cache, on one core."""
     code = "import antiphase as ap\nfor b in ('exact', 'auto'): ap.design('dp-mf', steps=2048, buffers=b).gap"
