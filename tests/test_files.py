@@ -159,3 +159,14 @@ def test_hostile_mechanisms_are_refused(tmp_path, change):
     ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0).save(tmp_path / "m")
     with pytest.raises(ap.FileFormatError):
         ap.load(rewritten(tmp_path / "m", lambda content: content.update(change)))
+
+
+def test_a_tree_cannot_show_another_encoder_than_its_own(tmp_path):
+    """Its noise is made from the tree, so a smaller encoder in the file would promise more than is kept."""
+    ap.design("tree", steps=8, estimator="online").save(tmp_path / "f")
+
+    def halve(content):
+        content["stored"]["lower"] = content["stored"]["lower"] / 2
+
+    with pytest.raises(ap.FileFormatError, match="not that of the tree"):
+        ap.load(rewritten(tmp_path / "f", halve))

@@ -132,6 +132,8 @@ BAD = [
     (lambda: ap.calibrate(MF, epsilon=1.0, delta=1.0), "delta = 1"),
     (lambda: ap.calibrate(MF, epsilon=1.0, delta=1e-6, clip_norm=0.0), "clip_norm = 0.0"),
     (lambda: ap.calibrate(MF, noise_multiplier=-1.0), "noise_multiplier = -1.0"),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0, clip_norm=1e-40), "1e-40 is no scale for float32 noise"),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0, clip_norm=1e40), "1e.40 is no scale for float32 noise"),
     (lambda: ap.calibrate("dp-mf", noise_multiplier=1.0), "factorization = 'dp-mf'"),
     (lambda: ap.calibrate(MF, noise_multiplier=1.0, unit="person"), "unit = 'person'"),
     (lambda: ap.calibrate(MF, noise_multiplier=1.0, adjacency="swap"), "adjacency = 'swap'"),

@@ -2,6 +2,7 @@ import copy
 import json
 import os
 import pickle
+import random
 import stat
 
 import pytest
@@ -116,3 +117,12 @@ def test_insecure_keys_say_so():
 def test_bad_input_is_named(call, words):
     with pytest.raises((ValueError, TypeError), match=words):
         call()
+
+
+def test_keys_and_runs_come_from_the_system_not_from_a_seed():
+    random.seed(0)
+    first = ap.Key.generate(), ap.Key(SECRET).start_run("m")
+    random.seed(0)
+    second = ap.Key.generate(), ap.Key(SECRET).start_run("m")
+    assert first[0] != second[0]
+    assert first[1] != second[1]

@@ -9,6 +9,7 @@ nearby X, whose columns are then scaled to norm 1: few buffers cost a little uti
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,6 +31,7 @@ from antiphase.workload import Workload
 WITHIN = 1e-3  # of the optimum: what buffers="auto" keeps to
 FIELDS = ("delta", "r", "g", "move")
 MOST_BUFFERS = 2048
+Maker = Callable[[list["Stretch"], list[int], float], "Streamed"]
 
 
 @dataclass(frozen=True)
@@ -310,7 +312,12 @@ def streamed_optimum(
 
 
 def _by_blocks(
-    workload: Workload, objective: Restarts, tolerance: float, buffers: str | int, progress: Progress | None, made: Any
+    workload: Workload,
+    objective: Restarts,
+    tolerance: float,
+    buffers: str | int,
+    progress: Progress | None,
+    made: Maker,
 ) -> Streamed:
     """DP-MF⁺: each stretch between restarts is a problem of its own; equal ones are solved once."""
     rates = workload.learning_rates
@@ -326,7 +333,7 @@ def _by_blocks(
             stretches.append(stretch)
         sequence.append(known[key][0])
         bound += known[key][1]
-    return made(stretches, sequence, bound)  # type: ignore[no-any-return]
+    return made(stretches, sequence, bound)
 
 
 def _block(
