@@ -21,7 +21,6 @@ from antiphase.objective import Average, Curvature, Damped, Objective, Restarts
 from antiphase.participation import Participation, from_epochs
 from antiphase.workload import Workload
 
-TOLERANCE = 1e-9  # the relative gap at which a search for the optimum stops
 
 
 def design(
@@ -127,7 +126,7 @@ def _dp_mf(
     *,
     weights: Any = None,
     final_weight: float = 1.0,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
@@ -141,7 +140,7 @@ def _dp_mf_plus(
     weight: float | None = None,
     include_final: bool = False,
     anchor: str = "start",
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
@@ -157,7 +156,7 @@ def _damped(
     smoothness: float | None = None,
     weights: Any = None,
     final_weight: float | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
@@ -196,7 +195,7 @@ def _curvature(
     probabilities: Any = None,
     weights: Any = None,
     final_weight: float = 1.0,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
@@ -210,7 +209,7 @@ def _any_objective(
     setting: Setting,
     *,
     objective: Objective | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
@@ -236,12 +235,13 @@ def _optimal(
     name: str,
     setting: Setting,
     objective: Objective,
-    tolerance: float,
+    tolerance: float | None,
     buffers: str | int,
     progress: Progress | None,
     options: dict[str, Any] | None = None,
 ) -> Factorization:
-    tolerance = check.positive_number("tolerance", tolerance)
+    if tolerance is not None:
+        tolerance = check.positive_number("tolerance", tolerance)
     workload, participation = setting
     return optimal(
         workload,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,14 @@ from antiphase.values import Value
 from antiphase.workload import Workload
 
 
+class Recurrence(NamedTuple):
+    """``M = Λ P⁻¹ N Z^delay``: banded ``P`` and ``N`` (as in `Workload.bands`), and the weights, one for each row."""
+
+    P: Array
+    N: Array
+    weights: Array
+
+
 class Objective(Value, ABC):
     """What a factorization is judged by."""
 
@@ -26,8 +34,8 @@ class Objective(Value, ABC):
     def root(self, workload: Workload) -> Array:
         """``M`` with ``MᵀM = W``: rows are weighted iterates, columns are steps."""
 
-    def weighted(self, workload: Workload) -> tuple[Workload, Array] | None:
-        """``(another workload, weights)`` whose weighted rows are the root; None where there is none."""
+    def recurrence(self, workload: Workload) -> Recurrence | None:
+        """The root as a short recurrence; None where there is none."""
         return None
 
     @abstractmethod
@@ -53,8 +61,8 @@ class Average(Objective):
     def __post_init__(self) -> None:
         _clean_weights(self)
 
-    def weighted(self, workload: Workload) -> tuple[Workload, Array]:
-        return workload, _row_weights(self, workload.steps)
+    def recurrence(self, workload: Workload) -> Recurrence | None:
+        return _recurrence(self, workload)
 
     def root(self, workload: Workload) -> Array:
         return _weigh(self, workload.dense())
@@ -112,6 +120,29 @@ class Restarts(Objective):
             rows = np.vstack([rows, A[last_restart - 1]])
         return rows
 
+    def recurrence(self, workload: Workload) -> Recurrence | None:
+        """Rows of ``P`` that reach back over a restart, rewritten for iterates relative to the last one.
+
+        ``y_t = u_t − u_r`` with r the last restart before t. Where the rows of ``P`` sum to 0 (no decay, no curvature)
+        the common ``u_r`` drops out, and what lies before a restart q differs by ``y_q``, which is within reach too.
+        """
+        if self.include_final or workload.bands is None:
+            return None
+        P, N = workload.bands
+        P = P.copy()
+        blocks = self.blocks(workload.steps)
+        width = P.shape[1]
+        for t in range(min(width - 1, workload.steps)):
+            P[t, -1] -= P[t].sum()  # reaches before the first step, where everything is 0
+        for start, stop, _ in blocks[1:]:
+            for t in range(start, min(stop, start + width - 1)):
+                if abs(P[t].sum()) > 1e-12 * np.abs(P[t]).sum():
+                    return None
+        for start, _, _ in reversed(blocks[1:]):  # the last iterate before a restart is the restart itself
+            for t in range(start, min(workload.steps, start + width - 1)):
+                P[t, t - start + 1] -= P[t, t - start + 1 :].sum()
+        return Recurrence(P, N, np.concatenate([weights for _, _, weights in blocks]))
+
     def last_restart(self, steps: int) -> int:
         """The last restart, counted from 1; 0 if there is none."""
         return steps if self.anchor == "end" else steps // self.tau * self.tau
@@ -142,13 +173,14 @@ class Damped(Objective):
         object.__setattr__(self, "rho", rho)
         _clean_weights(self)
 
-    def weighted(self, workload: Workload) -> tuple[Workload, Array]:
-        curvature = (1.0 - self.rho) / workload.largest_rate
-        return workload.with_curvature(curvature), _row_weights(self, workload.steps)
+    def damped(self, workload: Workload) -> Workload:
+        return workload.with_curvature((1.0 - self.rho) / workload.largest_rate)
+
+    def recurrence(self, workload: Workload) -> Recurrence | None:
+        return _recurrence(self, self.damped(workload))
 
     def root(self, workload: Workload) -> Array:
-        damped, _ = self.weighted(workload)
-        return _weigh(self, damped.dense())
+        return _weigh(self, self.damped(workload).dense())
 
     def describe(self) -> str:
         return f"errors damped by {self.rho:g} a step" + _words(self)
@@ -230,6 +262,12 @@ def _row_weights(objective: Any, steps: int) -> Array:
         raise ValueError(f"weights has {len(weights)} entries for {steps} steps; give one for each step")
     weights[-1] *= objective.final_weight
     return weights
+
+
+def _recurrence(objective: Any, workload: Workload) -> Recurrence | None:
+    if workload.bands is None:
+        return None
+    return Recurrence(*workload.bands, _row_weights(objective, workload.steps))
 
 
 def _weigh(objective: Any, iterates: Array) -> Array:

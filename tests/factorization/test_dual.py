@@ -26,7 +26,7 @@ def test_the_bound_never_falls_and_the_feasible_point_is_feasible():
         V = [np.tile(0.8 * np.eye(g.shape[1]) + 0.2, (len(g), 1, 1)) for g in groups]
         point = dual._evaluate(root, groups, V)
         for _ in range(15):
-            after = dual._evaluate(root, groups, dual._plain_step(point))
+            after = dual._evaluate(root, groups, dual.plain_step(point))
             assert after.bound >= point.bound * (1 - 1e-13)
             point = after
         encoder, bound = optimal_encoder(root, classes, tolerance=1e-9)

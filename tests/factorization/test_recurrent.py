@@ -7,7 +7,7 @@ import antiphase as ap
 from antiphase.factorization import kernels
 from antiphase.factorization.dense import dense_optimum
 from antiphase.factorization.quadrature import inverse_square_root_nodes, nodes_needed
-from antiphase.factorization.recurrent import maximise, problem_of, spectrum
+from antiphase.factorization.recurrent import Diagonal, maximise, problem_of, spectrum
 from antiphase.factorization.streamed import Streamed, can_be_streamed, streamed_optimum
 from antiphase.objective import Average, Curvature, Damped, Restarts
 
@@ -68,7 +68,7 @@ def test_a_node_is_a_resolvent(workload):
                 S = np.column_stack([(move[i] * S).sum(axis=1), S[:, :-1]])
             found[i, j] = found[j, i] = (h[i] * S).sum()
     np.testing.assert_allclose(found, X, rtol=1e-7, atol=1e-9 * np.abs(X).max())
-    low, high = spectrum(problem, v, accuracy=1e-6)
+    low, high = spectrum(problem, Diagonal(np.sqrt(v)), accuracy=1e-6)
     eigenvalues = np.linalg.eigvalsh(np.sqrt(v)[:, None] * W * np.sqrt(v))
     assert low == pytest.approx(1 / eigenvalues[-1], rel=1e-3)
     assert high == pytest.approx(1 / eigenvalues[0], rel=0.05)
@@ -119,12 +119,12 @@ def test_restarts_are_solved_once():
 
 def test_what_has_no_short_recurrence_is_left_to_the_dense_path():
     plain = ap.Workload.sgd(8)
-    assert can_be_streamed(plain, Average())
-    assert not can_be_streamed(ap.Workload.from_matrix(plain.dense()), Average())
-    assert not can_be_streamed(plain, Curvature([0.1, 0.5]))
-    assert not can_be_streamed(plain, Restarts(4, include_final=True))
-    assert not can_be_streamed(ap.Workload.sgd(8, momentum=0.9), Restarts(4))
-    assert not can_be_streamed(ap.Workload.sgd(8, delay=2).with_ema(0.5), Average())
+    assert can_be_streamed(plain, Average(), ap.once())
+    assert not can_be_streamed(ap.Workload.from_matrix(plain.dense()), Average(), ap.once())
+    assert not can_be_streamed(plain, Curvature([0.1, 0.5]), ap.once())
+    assert not can_be_streamed(plain, Restarts(4, include_final=True), ap.once())
+    assert can_be_streamed(ap.Workload.sgd(8, momentum=0.9), Restarts(4), ap.once())
+    assert not can_be_streamed(ap.Workload.sgd(8, delay=2).with_ema(0.5), Average(), ap.once())
 
 
 def test_a_stream_with_broken_coefficients_is_refused():

@@ -86,24 +86,31 @@ def optimal_encoder(
     """
     steps = root.shape[1]
     live = np.flatnonzero(root.any(axis=0))
+    scale, shrink = idle_scale(steps, live, classes)
     position = np.full(steps, -1)
     position[live] = np.arange(len(live))
-    scale = np.ones(steps)
-    kept = []
-    for pattern in classes:
-        idle = pattern[position[pattern] < 0]
-        rest = position[pattern[position[pattern] >= 0]]
-        share = IDLE_SHARE / len(pattern) if len(rest) else 1 / max(len(idle), 1)
-        scale[idle] = np.sqrt(share)
-        if len(rest):
-            scale[live[rest]] = np.sqrt(1 - share * len(idle))
-            kept.append(rest)
+    kept = [position[pattern[position[pattern] >= 0]] for pattern in classes]
+    kept = [pattern for pattern in kept if len(pattern)]
     M = root[:, live]
     _refuse_degenerate(M)
     best = dual.solve(M, kept, tolerance=tolerance, progress=progress)
     C = np.diag(scale)
-    C[np.ix_(live, live)] = reversed_cholesky(best.factor) * scale[live]
+    C[np.ix_(live, live)] = reversed_cholesky(best.factor) * shrink
     return C, best.lower_bound
+
+
+def idle_scale(steps: int, live: Indices, classes: list[Indices]) -> tuple[Array, Array]:
+    """The scale of the noise-only columns of idle steps (1 elsewhere), and by how much live columns shrink for them."""
+    position = np.full(steps, -1)
+    position[live] = np.arange(len(live))
+    scale, shrink = np.ones(steps), np.ones(len(live))
+    for pattern in classes if len(live) < steps else []:
+        idle = pattern[position[pattern] < 0]
+        rest = position[pattern[position[pattern] >= 0]]
+        share = IDLE_SHARE / len(pattern) if len(rest) else 1 / max(len(idle), 1)
+        scale[idle] = np.sqrt(share)
+        shrink[rest] = np.sqrt(1 - share * len(idle))
+    return scale, shrink
 
 
 def reversed_cholesky(factor: Array) -> Array:

@@ -15,13 +15,14 @@ from antiphase.factorization.base import Factorization, restore
 from antiphase.factorization.blocks import block_optimum, decouples
 from antiphase.factorization.dense import dense_optimum
 from antiphase.factorization.dual import Progress
+from antiphase.factorization.epochs import can_be_ringed, epoch_optimum
 from antiphase.factorization.streamed import can_be_streamed, streamed_optimum
 from antiphase.objective import Objective
 from antiphase.participation import Once, Participation
 from antiphase.values import digest
 from antiphase.workload import Workload
 
-ALGORITHM = 2  # part of the cache's key: raise it when the same question would get another answer
+ALGORITHM = 3  # part of the cache's key: raise it when the same question would get another answer
 WORTH_KEEPING = 0.1  # seconds
 
 
@@ -32,16 +33,19 @@ def optimal(
     *,
     name: str = "optimal",
     options: dict[str, Any] | None = None,
-    tolerance: float = 1e-9,
+    tolerance: float | None = None,
     buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
     """The factorization of least error, with a certified bound on how far from least it can be.   [G5]
 
-    In the form of a stream where there is one (one participation, a workload with a banded inverse), with as many
-    ``buffers`` as asked for; else by blocks; else dense.
+    In the form of a stream where there is one (a workload that is a short recurrence; one participation, or restarts
+    between any two), with as many ``buffers`` as asked for; else by blocks; else dense. ``tolerance`` is the relative
+    gap at which the search stops; unless given, 1e-9, and less sharp where several epochs have many steps.
     """
     form = _form(workload, objective, participation, buffers)
+    if tolerance is None:
+        tolerance = _worth_waiting_for(workload.steps) if form == "epochs" else 1e-9
     question = {
         "algorithm": ALGORITHM,
         "form": form,
@@ -58,7 +62,12 @@ def optimal(
         except (FileFormatError, OSError):
             path.unlink(missing_ok=True)  # damaged: as good as none
     began = time.perf_counter()
-    solve: Any = {"streamed": streamed_optimum, "blocks": block_optimum, "dense": dense_optimum}[form]
+    solve: Any = {
+        "streamed": streamed_optimum,
+        "blocks": block_optimum,
+        "epochs": epoch_optimum,
+        "dense": dense_optimum,
+    }[form]
     common: dict[str, Any] = {"options": options or {}, "tolerance": tolerance, "progress": progress}
     if form == "streamed":
         common["buffers"] = buffers
@@ -74,14 +83,18 @@ def _form(workload: Workload, objective: Objective, participation: Participation
         check.choice("buffers", buffers, ("auto", "exact"))
     else:
         check.whole_number("buffers", buffers)
-    if isinstance(participation, Once):
-        if can_be_streamed(workload, objective):
-            return "streamed"
-        if decouples(workload, objective):
-            return "blocks"
+    if can_be_streamed(workload, objective, participation):
+        return "streamed"
+    if isinstance(participation, Once) and decouples(workload, objective):
+        return "blocks"
     if not isinstance(buffers, str):
         raise ValueError(
-            f"buffers = {buffers}: this design has no form with few buffers (that needs one participation, a workload "
-            "that is a short recurrence, and an objective of weighted iterates); leave buffers out"
+            f"buffers = {buffers}: this design has no form with few buffers (that needs a workload that is a short "
+            "recurrence, an objective of weighted iterates, and one participation or restarts between any two); leave "
+            "buffers out"
         )
-    return "dense"
+    return "epochs" if can_be_ringed(workload, objective, participation) else "dense"
+
+
+def _worth_waiting_for(steps: int) -> float:
+    return 1e-9 if steps <= 1024 else 1e-6 if steps <= 4096 else 1e-4

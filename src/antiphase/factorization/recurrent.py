@@ -1,8 +1,10 @@
-r"""The optimum for one participation in O(T): every quantity by a short recurrence, nothing dense.
+r"""The optimum in O(T): every quantity by a short recurrence, nothing dense.
 
 For a workload with banded ``P u = N g`` and weights ``Λ``, ``(W⁻¹ + s²D)⁻¹ = NᵀK_s⁻¹N`` with the banded ``K_s =
 PΛ⁻²Pᵀ + s²NDNᵀ``, and ``X(v)`` is a sum of these over quadrature nodes. Its diagonal is all that the search needs.
-The search is that of `dual`, for one participation: ``v ← v∘(diag X)²`` with safeguarded extrapolation, of ``ln v``.
+The search is that of `dual` where ``V`` is diagonal: for one participation, and for several where the objective
+restarts so often that none comes twice between restarts. It is ``m_j ← m_j(Σ X_ii)²`` over the steps i of a class j,
+with safeguarded extrapolation of ``ln m``.
 """
 
 from __future__ import annotations
@@ -11,19 +13,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dtbtrs
 
 from antiphase._checks import Array
-from antiphase.factorization.dual import MEMORY, Progress
+from antiphase.factorization.dual import Progress
 from antiphase.factorization.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.objective import Objective
 from antiphase.workload import Workload, _apply_bands, _solve_bands
 
 WIDEST = 4  # half-bandwidth up to which this path is taken
 LONGEST_WIDE = 20_000  # steps up to which it is for a half-bandwidth above 2, where column norms take O(T²)
+MEMORY = 6  # how many earlier steps the extrapolation looks at
 FAINTEST = 60.0  # ln v is kept within this of the largest
 SAFETY = 2.0  # by which the estimated ends of the spectrum are moved apart in the search
 
@@ -54,16 +58,28 @@ class Problem:
     def size(self) -> int:
         return len(self.weights)
 
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where the problem falls apart: no row from there on reaches back beyond it."""
+        reach = np.arange(self.size)
+        for bands in (self.P, self.N):
+            for a in range(1, bands.shape[1]):
+                rows = np.flatnonzero(bands[a:, a]) + a
+                reach[rows] = np.minimum(reach[rows], rows - a)
+        furthest = np.minimum.accumulate(reach[::-1])[::-1]
+        return [int(t) for t in np.flatnonzero(furthest == np.arange(self.size))]
+
+    def part(self, start: int, stop: int) -> Problem:
+        """The problem between two of the `starts`."""
+        return Problem(self.P[start:stop], self.N[start:stop], self.weights[start:stop], self.live[start:stop])
+
 
 def problem_of(workload: Workload, objective: Objective) -> Problem | None:
-    """The banded problem, or None where there is none: a matrix, a spectrum, restarts, idle steps that do not drop
-    out."""
-    followed = objective.weighted(workload)
-    if followed is None or followed[0].bands is None:
+    """The banded problem, or None where there is none: a matrix, a spectrum, idle steps that do not drop out."""
+    followed = objective.recurrence(workload)
+    if followed is None:
         return None
-    workload, weights = followed
-    assert workload.bands is not None
-    P, N = workload.bands
+    P, N, weights = followed
     if workload.idle.any():
         reduced = _without_idle(workload, P, N, weights)
         if reduced is None:
@@ -105,6 +121,7 @@ class DualPoint:
     low: float
     high: float
     iterations: int
+    owner: NDArray[np.intp]  # the class of each step
 
 
 def maximise(
@@ -112,10 +129,14 @@ def maximise(
     *,
     tolerance: float,
     start: Array | None = None,
+    owner: NDArray[np.intp] | None = None,
     progress: Progress | None = None,
     most: int = 200,
 ) -> DualPoint:
     """The dual optimum, until the feasible point it leads to is within about ``tolerance``.
+
+    ``owner`` says which class each step belongs to; without it each is its own. No two steps of a class may be
+    coupled.
 
     Guarantee: ``lower_bound`` holds for any number of iterations, up to the rounding that it is lowered by.   [G5]
     """
@@ -123,16 +144,21 @@ def maximise(
 
     accuracy = max(tolerance / 1000, 1e-16)
     trace = 0.0
+    steps = np.arange(problem.size) if owner is None else owner
+    size = int(steps.max()) + 1  # classes; in what follows v and x are theirs
 
     def evaluate(log_v: Array) -> tuple[float, Array]:
         v = np.exp(log_v)
-        low, high = spectrum(problem, v, accuracy=0.1)
-        low, high = low / SAFETY, min(high * SAFETY, _worth_seeing(problem, trace, tolerance))
+        low, high = spectrum(problem, Diagonal(np.sqrt(v[steps])), accuracy=0.1)
+        low, high = low / SAFETY, min(high * SAFETY, worth_seeing(problem, trace, tolerance))
         squares, weights = inverse_square_root_nodes(nodes_needed(low, high, accuracy), low, high)
-        x = _in_parallel(kernels.diagonal_of_sum, problem, v, squares, weights)
+        x = _in_parallel(kernels.diagonal_of_sum, problem, v[steps], squares, weights)
+        x = np.bincount(steps, x, minlength=size)
         return float((v @ x) ** 2 / v.sum()), x
 
-    log_v = np.zeros(problem.size) if start is None else np.log(start)
+    log_v = np.zeros(size)
+    if start is not None:
+        log_v[steps] = np.log(start)
     bound, x = evaluate(log_v)
     trace = float(np.exp(log_v) @ x)
     history: list[tuple[Array, Array]] = []
@@ -161,13 +187,13 @@ def maximise(
         log_v, (bound, x) = np.maximum(log_v_tried, log_v_tried.max() - FAINTEST), tried
         trace = float(np.exp(log_v) @ x)
     v = np.exp(log_v)
-    low, high = spectrum(problem, v, accuracy=1e-3)
-    high = min(high, _worth_seeing(problem, trace, tolerance))
+    low, high = spectrum(problem, Diagonal(np.sqrt(v[steps])), accuracy=1e-3)
+    high = min(high, worth_seeing(problem, trace, tolerance))
     rounding = 10 * accuracy + 1e-12 + 1e-15 * problem.size
-    return DualPoint(v, bound * (1 - rounding), low, max(high, low), done)
+    return DualPoint(v[steps], bound * (1 - rounding), low, max(high, low), done, steps)
 
 
-def _worth_seeing(problem: Problem, trace: float, tolerance: float) -> float:
+def worth_seeing(problem: Problem, trace: float, tolerance: float) -> float:
     """The largest eigenvalue λ that matters: each adds ``λ^-½`` to the trace, and all beyond this one next to nothing.
 
     A learning rate η near 0 has eigenvalues like ``η⁻⁴``, whose nodes nobody would miss. Where the sum over the nodes
@@ -202,19 +228,40 @@ def _in_parallel(work: Callable[..., Array], problem: Problem, v: Array, squares
     return first + second
 
 
-def spectrum(problem: Problem, v: Array, accuracy: float) -> tuple[float, float]:
-    """The least and the largest eigenvalue of ``D^-½W⁻¹D^-½``, by Lanczos' method on it and on its inverse."""
+class Scaling(Protocol):
+    """``F`` with ``V = FFᵀ``."""
+
+    def times(self, x: Array, transposed: bool = False) -> Array: ...
+
+    def solve(self, x: Array, transposed: bool = False) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """``F`` for a diagonal ``V``."""
+
+    root: Array
+
+    def times(self, x: Array, transposed: bool = False) -> Array:
+        return self.root * x
+
+    def solve(self, x: Array, transposed: bool = False) -> Array:
+        return x / self.root
+
+
+def spectrum(problem: Problem, F: Scaling, accuracy: float) -> tuple[float, float]:
+    """The least and the largest eigenvalue of ``F⁻¹W⁻¹F⁻ᵀ``, by Lanczos' method on it and on its inverse."""
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-    P, N, root, n = problem.P, problem.N, np.sqrt(v), problem.size
+    P, N, n = problem.P, problem.N, problem.size
 
     def inverse(x: Array) -> Array:
-        u = _solve_bands(P, _apply_bands(N, root * x.ravel()))
-        return root * _apply_transposed(N, _solve_transposed(P, problem.weights**2 * u))
+        u = _solve_bands(P, _apply_bands(N, F.times(x.ravel())))
+        return F.times(_apply_transposed(N, _solve_transposed(P, problem.weights**2 * u)), transposed=True)
 
     def forward(x: Array) -> Array:
-        u = _apply_transposed(P, _solve_transposed(N, x.ravel() / root)) / problem.weights**2
-        return _solve_bands(N, _apply_bands(P, u)) / root
+        u = _apply_transposed(P, _solve_transposed(N, F.solve(x.ravel(), transposed=True))) / problem.weights**2
+        return F.solve(_solve_bands(N, _apply_bands(P, u)))
 
     if n <= 48:
         dense = np.array([inverse(e) for e in np.eye(n)])

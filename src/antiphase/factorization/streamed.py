@@ -1,9 +1,11 @@
-r"""The optimum as a stream: an encoder given by a few time-varying buffers, for one participation.
+r"""The optimum as a stream: an encoder given by a few time-varying buffers.
+
+For one participation, and for several epochs if the objective restarts at least once in each.
 
 Each ``(W⁻¹ + s²D)⁻¹`` of the quadrature is semiseparable, so with m nodes the optimal encoder is ``C_jj = δ_j``,
 ``C_ij = r_iᵀ Φ(i, j+1) g_j``, and its noise ``y_i = (z_i − r_iᵀS_i)/δ_i``, ``S_{i+1} = T_{i+1}S_i + g_i y_i`` with a
 state of ``m·q`` vectors (q the half-bandwidth; ``Φ`` the product of the T). Few nodes give a factor of another,
-nearby X, whose columns are then scaled to norm 1: few buffers cost a little utility, never privacy.
+nearby X, whose columns are then scaled to what they may have: few buffers cost a little utility, never privacy.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from antiphase.factorization.dual import Progress
 from antiphase.factorization.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.factorization.recurrent import DualPoint, Problem, maximise, problem_of
 from antiphase.objective import Average, Objective, Restarts
-from antiphase.participation import Indices, Participation
+from antiphase.participation import Epochs, Indices, Once, Participation
 from antiphase.sensitivity import Columns, DenseColumns
 from antiphase.workload import Workload
 
@@ -162,40 +164,20 @@ class Streamed(Factorization):
     # ---- how good it is, in O(T m²) ------------------------------------------------------------------------
 
     def _total_noise(self, objective: Objective) -> float:
-        if isinstance(objective, Restarts) and decouples(self.workload, objective):
-            blocks = objective.blocks(self.workload.steps)
-            if self.workload.delay == 0 and [b[0] for b in blocks] == self.starts:
-                return self._noise_of_blocks(objective)
-        followed = objective.weighted(self.workload)
-        if followed is None or followed[0].bands is None:
+        followed = objective.recurrence(self.workload)
+        if followed is None:
             return super()._total_noise(objective)
-        workload, weights = followed
-        return float(weights**2 @ self._variances(workload))
-
-    def _noise_of_blocks(self, objective: Restarts) -> float:
-        rates = self.workload.learning_rates
-        assert rates is not None
-        known: dict[tuple[int, bytes, bytes], float] = {}
-        total = 0.0
-        for (start, stop, weights), i in zip(objective.blocks(self.steps), self.sequence, strict=True):
-            key = (i, rates[start:stop].tobytes(), weights.tobytes())
-            if key not in known:
-                block = (
-                    Workload.sgd(stop - start, learning_rates=rates[start:stop]) if rates[start:stop].any() else None
-                )
-                alone = () if block is None else _variances([self.distinct[i]], block)
-                known[key] = float(weights**2 @ alone) if block is not None else 0.0
-            total += known[key]
-        return total
+        P, N, weights = followed
+        return float(weights**2 @ self._variances(P, N))
 
     @cached_property
     def noise_per_iterate(self) -> Array:
         if self.workload.bands is None:
             return super().noise_per_iterate
-        return self.sensitivity**2 * self._variances(self.workload)
+        return self.sensitivity**2 * self._variances(*self.workload.bands)
 
-    def _variances(self, workload: Workload) -> Array:
-        return _variances([self.distinct[i] for i in self.sequence], workload)
+    def _variances(self, P: Array, N: Array) -> Array:
+        return _variances([self.distinct[i] for i in self.sequence], P, N, self.workload.delay)
 
     # ---- files ---------------------------------------------------------------------------------------------
 
@@ -233,23 +215,29 @@ class _StreamColumns:
                 parts.append(stretch.cut(self.steps - start).squared_norms())
         return np.concatenate(parts)
 
+    @cached_property
+    def _norms(self) -> Array:
+        return self.squared_norms()
+
     def gram(self, indices: Indices) -> Array:
+        # PRIVACY: columns of different stretches share no row, and only of those may the products be left out.   [G1]
+        owner = np.searchsorted(self._stream.starts, indices, side="right")
+        if len(np.unique(owner)) == len(indices):
+            return np.diag(self._norms[indices])
         return DenseColumns(self._stream.encoder()[: self.steps, : self.steps]).gram(indices)
 
 
-def _variances(stretches: list[Stretch], workload: Workload) -> Array:
-    """The variance of every iterate of ``workload`` under the noise of the stretches, one after the other."""
+def _variances(stretches: list[Stretch], P: Array, N: Array, delay: int = 0) -> Array:
+    """The variance of every ``u_t``, ``P u = N Z^delay g``, under the noise of the stretches, one after the other."""
     from antiphase.factorization import kernels
 
-    assert workload.bands is not None
-    P, N = workload.bands
-    N = np.column_stack([np.zeros((len(N), workload.delay)), N])
+    N = np.column_stack([np.zeros((len(N), delay)), N])
     m, q = max(s.r.shape[1] for s in stretches), max(s.r.shape[2] for s in stretches)
     total = sum(len(s.live) for s in stretches)
     delta = np.concatenate([s.delta for s in stretches])
     arrays = {name: np.zeros((total, m, q)) for name in ("r", "g", "move")}
-    live: Any = np.full(workload.steps, -1)
-    fresh: Any = np.zeros(workload.steps, dtype=np.bool_)
+    live: Any = np.full(len(P), -1)
+    fresh: Any = np.zeros(len(P), dtype=np.bool_)
     row = step = 0
     for s in stretches:
         n = len(s.live)
@@ -268,16 +256,18 @@ def _variances(stretches: list[Stretch], workload: Workload) -> Array:
 
 
 def stretch_of(problem: Problem, size: int, point: DualPoint, nodes: int) -> Stretch:
-    """The stream with so many quadrature nodes, its columns scaled to norm 1."""
+    """The stream with so many quadrature nodes, its columns scaled so that the squares of a class add up to 1."""
     from antiphase.factorization import kernels
 
     squares, weights = inverse_square_root_nodes(nodes, point.low, point.high)
     common = problem.L, problem.N, point.v, problem.half_bandwidth
     move, g, h, x = kernels.generators(*common, squares, weights)
-    scale = x**-0.5  # of the columns; then rounding is put right from the coefficients themselves
-    delta, r = kernels.factor(move, g * scale[:, None, None], h * scale[:, None, None], np.ones(len(x)))
+    total = np.bincount(point.owner, x)[point.owner]
+    share = x / total
+    scale = total**-0.5  # of the columns; then rounding is put right from the coefficients themselves
+    delta, r = kernels.factor(move, g * scale[:, None, None], h * scale[:, None, None], share)
     g = g * scale[:, None, None]
-    norms = np.sqrt(Stretch(size, problem.live, delta, r, g, move).squared_norms()[problem.live])
+    norms = np.sqrt(Stretch(size, problem.live, delta, r, g, move).squared_norms()[problem.live] / share)
     return Stretch(size, problem.live, delta / norms, r, g / norms[:, None, None], move)
 
 
@@ -299,16 +289,35 @@ def streamed_optimum(
             name, workload, objective, participation, tuple(stretches), tuple(sequence), options=options, bound=bound
         )
 
-    if isinstance(objective, Restarts):
+    single = not isinstance(participation, Epochs)
+    if isinstance(objective, Restarts) and decouples(workload, objective) and workload.delay == 0 and single:
         return _by_blocks(workload, objective, tolerance, buffers, progress, made)
     problem = problem_of(workload, objective)
     assert problem is not None
+    owner = problem.live % participation.every if isinstance(participation, Epochs) else None
 
     def error(stretch: Stretch) -> float:
-        return made([stretch], [0], 1.0).error
+        return made(*_split(stretch, problem.starts), 1.0).error
 
-    stretch, bound = _solved(problem, workload.steps, tolerance, buffers, error, progress)
-    return made([stretch], [0], bound)
+    stretch, bound = _solved(problem, workload.steps, tolerance, buffers, error, progress, owner)
+    return made(*_split(stretch, problem.starts), bound)
+
+
+def _split(stretch: Stretch, starts: list[int]) -> tuple[list[Stretch], list[int]]:
+    """A stretch in which nothing is coupled across the starts, as one for each of them; equal ones are kept once."""
+    if len(stretch.live) < stretch.size:
+        return [stretch], [0]
+    distinct: dict[bytes, int] = {}
+    parts, sequence = [], []
+    for start, stop in zip(starts, [*starts[1:], stretch.size], strict=True):
+        fields = [np.array(getattr(stretch, name)[start:stop]) for name in FIELDS]
+        fields[3][0] = 0.0  # nothing comes from before
+        key = b"".join(field.tobytes() for field in fields)
+        if key not in distinct:
+            distinct[key] = len(parts)
+            parts.append(Stretch(stop - start, np.arange(stop - start), *fields))
+        sequence.append(distinct[key])
+    return parts, sequence
 
 
 def _by_blocks(
@@ -349,20 +358,27 @@ def _block(
 
     def error(stretch: Stretch) -> float:
         norms = stretch.squared_norms().max()
-        return float(norms * (weights**2 @ _variances([stretch], block)))
+        assert block.bands is not None
+        return float(norms * (weights**2 @ _variances([stretch], *block.bands)))
 
     return _solved(problem, size, tolerance, buffers, error, progress)
 
 
 def _solved(
-    problem: Problem, size: int, tolerance: float, buffers: str | int, error: Any, progress: Progress | None
+    problem: Problem,
+    size: int,
+    tolerance: float,
+    buffers: str | int,
+    error: Any,
+    progress: Progress | None,
+    owner: Indices | None = None,
 ) -> tuple[Stretch, float]:
     """The stretch and its certified bound. The search is as sharp as the form is: few buffers need no more digits."""
     start = None
     if buffers != "exact":
         tolerance = max(tolerance, 1e-8 if size <= 50_000 else 1e-6)
         for _ in range(4):
-            point = maximise(problem, tolerance=tolerance, start=start, progress=progress)
+            point = maximise(problem, tolerance=tolerance, start=start, owner=owner, progress=progress)
             stretch = _with_buffers(problem, size, point, buffers, error)
             if buffers != "auto" or error(stretch) <= (1 + WITHIN) * point.lower_bound:
                 break
@@ -370,7 +386,7 @@ def _solved(
         return stretch, point.lower_bound
     sharper = tolerance / 10
     while True:
-        point = maximise(problem, tolerance=sharper, start=start, progress=progress)
+        point = maximise(problem, tolerance=sharper, start=start, owner=owner, progress=progress)
         nodes = nodes_needed(point.low, point.high, max(tolerance / 1000, 1e-16))
         stretch = stretch_of(problem, size, point, nodes)
         if error(stretch) <= (1 + tolerance) * point.lower_bound or sharper < 1e-4 * tolerance:
@@ -406,8 +422,12 @@ def _with_buffers(problem: Problem, size: int, point: DualPoint, buffers: str | 
     return stretch
 
 
-def can_be_streamed(workload: Workload, objective: Objective) -> bool:
-    """Whether the optimum for one participation has this form."""
-    if isinstance(objective, Restarts):
-        return decouples(workload, objective) and workload.delay == 0
-    return problem_of(workload, objective) is not None
+def can_be_streamed(workload: Workload, objective: Objective, participation: Participation) -> bool:
+    """Whether the optimum has this form: for one participation, or with a restart between any two."""
+    problem = problem_of(workload, objective)
+    if problem is None or not isinstance(participation, Once | Epochs):
+        return False
+    if isinstance(participation, Once) or participation.every >= workload.steps:
+        return True
+    longest = int(np.diff([*problem.starts, problem.size]).max())
+    return longest <= participation.every and not workload.idle.any()
