@@ -32,6 +32,7 @@ check: $(READY)      ## format, lint, types and the fast tests, in under a minut
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.design
+	$(BIN)/python -m benchmarks.epochs
 	$(BIN)/python -m benchmarks.noise
 
 docs: $(READY)

@@ -22,7 +22,6 @@ from antiphase.participation import Participation, from_epochs
 from antiphase.workload import Workload
 
 
-
 def design(
     name: str,
     *,

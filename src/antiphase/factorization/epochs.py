@@ -40,7 +40,7 @@ AT_ONCE = 1 << 18  # numbers in one stack of blocks: what is worked on together 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each step of a problem lies in the ring: group by group, in it position by position, the epochs together."""
+    """Where each step of a problem lies in the ring: group by group, in it position by position, epochs together."""
 
     size: int
     every: int
@@ -150,7 +150,7 @@ class Factors:
 
     @cached_property
     def _inverse(self) -> Array:
-        return np.linalg.inv(self.F)
+        return np.asarray(np.linalg.inv(self.F), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -188,13 +188,13 @@ class Search:
         """A first ``V``: correlations within each stretch between restarts and, as there are none in W, none beyond."""
         stretch = np.zeros(self.every * self.layout.epochs, dtype=np.int64)
         stretch[self.problem.starts] = 1
-        stretch = np.cumsum(stretch).reshape(self.layout.epochs, self.every).T
-        V = 0.8 * np.eye(self.layout.epochs) + 0.2 * (stretch[:, :, None] == stretch[:, None, :])
+        which = np.cumsum(stretch).reshape(self.layout.epochs, self.every).T
+        V = 0.8 * np.eye(self.layout.epochs) + 0.2 * (which[:, :, None] == which[:, None, :])
         return [V[positions, :count, :count].copy() for positions, count in self.layout.sizes]
 
     def _rings(self, full: Array, sharp: bool) -> Callable[[Array], ring.Ring]:
         """``K_s = LLᵀ + s²NVNᵀ`` as a function of the ``s²`` of a few nodes."""
-        F = self.layout.spread(np.linalg.cholesky(full))
+        F = self.layout.spread(_cholesky(full))
         own, before = self._inputs[0] @ F, self._inputs[1] @ np.roll(F, 1, axis=0)
         if not sharp:
             (D, E), (D_V, E_V) = self._gram_of_outputs, _gram(own, before)
@@ -236,7 +236,7 @@ class Search:
 
     def ends(self, full: Array, accuracy: float) -> tuple[float, float]:
         """The ends of the spectrum that the quadrature has to cover, moved apart for safety."""
-        F = Factors(self.layout, np.linalg.cholesky(full))
+        F = Factors(self.layout, _cholesky(full))
         low, high = spectrum(self.problem, F, accuracy=accuracy)
         trace = low**-0.5  # at least: the largest of its terms
         return low / SAFETY, min(high * SAFETY, worth_seeing(self.problem, trace, self.tolerance))
@@ -275,13 +275,13 @@ class Search:
         layout = self.layout
         low, high = self.ends(full, accuracy=0.1)
         squares, weights = inverse_square_root_nodes(nodes_needed(low, high, self.accuracy), low, high)
-        rings = self._rings(full, sharp=True)
+        rings = self._rings(full, sharp=layout.reach > 1)  # where the Gram matrix alone would lose too much
         total = np.zeros((layout.groups, layout.block, layout.groups, layout.block))
         for i in range(len(squares)):
             ring.add_inverse(total, rings(squares[i : i + 1]), float(weights[i]))
         group, place = layout.place(np.arange(layout.size))
         rows = group * layout.block + place
-        X = total.reshape(layout.groups * layout.block, -1)[np.ix_(rows, rows)]
+        X: Array = total.reshape(layout.groups * layout.block, -1)[np.ix_(rows, rows)]
         for _ in range(2):  # NᵀSN
             inputs, X = X, X * self.problem.N[:, :1]
             for a in range(1, self.problem.N.shape[1]):
@@ -298,6 +298,10 @@ def _gram(own: Array, before: Array) -> tuple[Array, Array]:
 def _rows(own: Array, before: Array) -> tuple[Array, Array]:
     """``Lᵀ`` of a matrix by groups, as equations between each group and the next."""
     return own.swapaxes(1, 2), np.roll(before, -1, axis=0).swapaxes(1, 2)
+
+
+def _cholesky(stack: Array) -> Array:
+    return np.asarray(np.linalg.cholesky(stack), dtype=np.float64)
 
 
 def _each(squares: Array) -> Array:
@@ -326,7 +330,8 @@ def epoch_optimum(
 ) -> Factorization:
     """The optimal factorization for several epochs, and its certificate."""
     problem = problem_of(workload, objective)
-    assert problem is not None and isinstance(participation, Epochs)
+    assert problem is not None
+    assert isinstance(participation, Epochs)
     refuse_if_too_large(int(np.diff([*problem.starts, problem.size]).max()), copies=5)
     sharper, V = tolerance, None
     best: Factorization | None = None
@@ -335,20 +340,26 @@ def epoch_optimum(
         found = dual.climb(search.evaluate, V or search.start(), tolerance=sharper / 2, progress=progress)
         bound = max(search.certified(found.best.V)[0], 0.0 if best is None else best.lower_bound)
         blocks = _encoder(search, found.best, workload, participation)
-        common: Any = (name, workload, objective, participation)
-        made: Factorization
-        if len(blocks) == 1:
-            made = Dense(*common, blocks[0] / sensitivity(blocks[0], participation), options=options, bound=bound)
-        else:
-            sequence = tuple(range(len(blocks)))
-            made = Blocks(*common, tuple(blocks), sequence, options=options, bound=bound)
-            blocks = [block / made.sensitivity for block in blocks]
-            made = Blocks(*common, tuple(blocks), sequence, options=options, bound=bound)
+        made = _judged(
+            blocks, participation, name=name, workload=workload, objective=objective, options=options, bound=bound
+        )
         if best is not None and made.gap >= best.gap / 2:
             return min(made, best, key=lambda f: f.gap)  # as good as rounding allows
         if made.gap <= tolerance:
             return made
         sharper, V, best = sharper / 10, found.best.V, made
+
+
+def _judged(blocks: list[Array], participation: Participation, **common: Any) -> Factorization:
+    """The encoder with these diagonal blocks."""
+    # PRIVACY: normalised by the one sensitivity there is, not by what the optimisation believes.   [G1]
+    if len(blocks) == 1:
+        encoder = blocks[0] / sensitivity(blocks[0], participation)
+        return Dense(participation=participation, matrix=encoder, **common)
+    sequence = tuple(range(len(blocks)))
+    norm = Blocks(participation=participation, distinct=tuple(blocks), sequence=sequence, **common).sensitivity
+    blocks = [block / norm for block in blocks]
+    return Blocks(participation=participation, distinct=tuple(blocks), sequence=sequence, **common)
 
 
 def bound_only(

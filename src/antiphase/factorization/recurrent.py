@@ -144,7 +144,7 @@ def maximise(
 
     accuracy = max(tolerance / 1000, 1e-16)
     trace = 0.0
-    steps = np.arange(problem.size) if owner is None else owner
+    steps: NDArray[np.intp] = np.arange(problem.size) if owner is None else owner
     size = int(steps.max()) + 1  # classes; in what follows v and x are theirs
 
     def evaluate(log_v: Array) -> tuple[float, Array]:
@@ -152,8 +152,8 @@ def maximise(
         low, high = spectrum(problem, Diagonal(np.sqrt(v[steps])), accuracy=0.1)
         low, high = low / SAFETY, min(high * SAFETY, worth_seeing(problem, trace, tolerance))
         squares, weights = inverse_square_root_nodes(nodes_needed(low, high, accuracy), low, high)
-        x = _in_parallel(kernels.diagonal_of_sum, problem, v[steps], squares, weights)
-        x = np.bincount(steps, x, minlength=size)
+        each = _in_parallel(kernels.diagonal_of_sum, problem, v[steps], squares, weights)
+        x: Array = np.bincount(steps, each, minlength=size).astype(np.float64)
         return float((v @ x) ** 2 / v.sum()), x
 
     log_v = np.zeros(size)

@@ -11,11 +11,12 @@ There are two ways to say what the matrix is. `Gram` has its blocks, and is fast
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from antiphase._checks import Array
+from antiphase.participation import Indices
 
 
 class Eliminated(NamedTuple):
@@ -38,11 +39,11 @@ class Gram:
         return int(self.D.shape[1])
 
     def alone(self) -> Array:
-        return np.linalg.inv(self.D + self.E + _t(self.E))
+        return _inverse(self.D + self.E + _t(self.E))
 
     def halved(self) -> tuple[Gram, Eliminated]:
         odd = self.count // 2
-        inverse = np.linalg.inv(self.D[:, 1::2])
+        inverse = _inverse(self.D[:, 1::2])
         to_left, to_right = self.E[:, 0 : 2 * odd : 2], self.E[:, 1::2]
         gone = Eliminated(inverse, inverse @ _t(to_left), inverse @ to_right)
         kept = self.D[:, ::2].copy()
@@ -56,7 +57,7 @@ class Gram:
 
 @dataclass(frozen=True)
 class Root:
-    """Equations between each block and the next: coefficients of its ``own`` unknowns, and of those of the ``other``."""
+    """Equations between each block and the next: coefficients of its ``own`` unknowns, and of the ``other``'s."""
 
     own: Array
     other: Array
@@ -66,7 +67,7 @@ class Root:
         return int(self.own.shape[1])
 
     def alone(self) -> Array:
-        R = np.linalg.inv(np.linalg.qr(self.own + self.other, mode="r"))
+        R = _inverse(np.asarray(np.linalg.qr(self.own + self.other, mode="r")))
         return R @ _t(R)
 
     def halved(self) -> tuple[Root, Eliminated]:
@@ -78,8 +79,8 @@ class Root:
         stacked[:, :, :rows, B : 2 * B] = self.own[:, before]
         stacked[:, :, rows:, :B] = self.own[:, after]
         stacked[:, :, rows:, 2 * B :] = self.other[:, after]
-        R = np.linalg.qr(stacked, mode="r")
-        inverse = np.linalg.inv(R[:, :, :B, :B])
+        R: Array = np.asarray(np.linalg.qr(stacked, mode="r"))
+        inverse = _inverse(R[:, :, :B, :B])
         gone = Eliminated(inverse @ _t(inverse), inverse @ R[:, :, :B, B : 2 * B], inverse @ R[:, :, :B, 2 * B :])
         own, other = R[:, :, B:, B : 2 * B], R[:, :, B:, 2 * B :]
         if self.count % 2:
@@ -147,6 +148,11 @@ def _t(blocks: Array) -> Array:
     return blocks.swapaxes(-1, -2)
 
 
-def _right(count: int) -> Array:
+def _inverse(blocks: Array) -> Array:
+    inverse: Any = np.linalg.inv(blocks)
+    return np.asarray(inverse, dtype=np.float64)
+
+
+def _right(count: int) -> Indices:
     """Which of the kept blocks lies to the right of each odd one."""
     return (np.arange(count // 2) + 1) % (count - count // 2)

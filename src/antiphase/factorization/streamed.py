@@ -308,7 +308,8 @@ def _split(stretch: Stretch, starts: list[int]) -> tuple[list[Stretch], list[int
     if len(stretch.live) < stretch.size:
         return [stretch], [0]
     distinct: dict[bytes, int] = {}
-    parts, sequence = [], []
+    parts: list[Stretch] = []
+    sequence = []
     for start, stop in zip(starts, [*starts[1:], stretch.size], strict=True):
         fields = [np.array(getattr(stretch, name)[start:stop]) for name in FIELDS]
         fields[3][0] = 0.0  # nothing comes from before

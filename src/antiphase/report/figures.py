@@ -47,6 +47,24 @@ def noise_per_iterate(path: Path, rows: Sequence[Mapping[str, Any]], title: str)
         _save(figure, path)
 
 
+def times(path: Path, curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> None:
+    """Seconds against steps, both logarithmic, one curve a name, beside a line of slope 1. Writes .png and .svg."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+        for name, points in curves.items():
+            steps, seconds = (np.array(values, dtype=float) for values in zip(*points, strict=True))
+            axes.plot(steps, seconds, "o-", color=COLOURS.get(name, "#444444"), label=name, linewidth=1.8)
+            axes.plot(steps, seconds[0] * steps / steps[0], "--", color="#999999", label="proportional to the steps")
+        axes.set(xscale="log", yscale="log", xlabel="steps", ylabel="time (seconds)")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+            axis.set_minor_formatter(NullFormatter())
+        axes.set_title(title, loc="left", fontsize=13)
+        axes.legend(loc="upper left")
+        _save(figure, path)
+
+
 def heat_maps(path: Path, matrices: Mapping[str, Any], title: str) -> None:
     """Matrices side by side, red above zero and blue below, white at zero. Writes .png and .svg."""
     with plt.rc_context(STYLE):
