@@ -24,26 +24,27 @@ STEPS = [1024, 2048, 4096, 8192, 16_384, 32_768]
 TOLERANCE = 1e-6
 
 
+def search(steps, epochs):
+    """One search: how long it took, and what it came to."""
+    done = []
+    began = time.perf_counter()
+    low, _ = bound_only(
+        ap.Workload.sgd(steps),
+        Average(),
+        ap.epochs(epochs, steps // epochs),
+        tolerance=TOLERANCE,
+        progress=lambda i, gap: done.append((i, gap)),
+    )
+    iterations, gap = done[-1]
+    seconds = time.perf_counter() - began
+    return {"steps": steps, "seconds": seconds, "iterations": iterations, "gap": gap, "bound": low}
+
+
 def measure(steps=STEPS, epochs=EPOCHS, repetitions=2):
-    """One row a size: the least time of a few, and the bracket that the search ended with."""
-    rows = []
+    """One row a size: the fastest of a few."""
     ap.design("dp-mf", steps=64, epochs=4)  # warm
-    for size in track(steps, description="searching", console=Console(stderr=True)):
-        taken, done = [], []
-        for _ in range(repetitions):
-            done.clear()
-            began = time.perf_counter()
-            low, high = bound_only(
-                ap.Workload.sgd(size),
-                Average(),
-                ap.epochs(epochs, size // epochs),
-                tolerance=TOLERANCE,
-                progress=lambda i, gap: done.append((i, gap)),
-            )
-            taken.append(time.perf_counter() - began)
-        iterations, gap = done[-1]
-        rows.append({"steps": size, "seconds": min(taken), "iterations": iterations, "gap": gap, "bound": low})
-    return rows
+    sizes = track(steps, description="searching", console=Console(stderr=True))
+    return [min((search(size, epochs) for _ in range(repetitions)), key=lambda r: r["seconds"]) for size in sizes]
 
 
 def exponent(rows):

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from benchmarks import epochs as benchmark
 
 import antiphase as ap
 from antiphase.factorization import dual
@@ -17,7 +18,6 @@ from antiphase.factorization.epochs import Search, bound_only, epoch_optimum
 from antiphase.factorization.recurrent import problem_of
 from antiphase.factorization.streamed import Streamed
 from antiphase.objective import Average, Damped, Restarts
-from benchmarks import epochs as benchmark
 from tests import brute, reference
 
 pytestmark = pytest.mark.slow

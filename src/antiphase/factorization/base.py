@@ -121,9 +121,9 @@ class Factorization(ABC):
         computed when first asked for, by solving for the optimum."""
         if self.bound is not None:
             return self.bound
-        from antiphase.factorization.optimal import optimal  # the optimum is a Factorization too
+        from antiphase.factorization.optimal import best_bound  # the optimum is a Factorization too
 
-        return optimal(self.workload, self.objective, self.participation).lower_bound
+        return best_bound(self.workload, self.objective, self.participation)
 
     @property
     def gap(self) -> float:

@@ -15,7 +15,7 @@ from antiphase.factorization.base import Factorization, restore
 from antiphase.factorization.blocks import block_optimum, decouples
 from antiphase.factorization.dense import dense_optimum
 from antiphase.factorization.dual import Progress
-from antiphase.factorization.epochs import can_be_ringed, epoch_optimum
+from antiphase.factorization.epochs import bound_only, can_be_ringed, epoch_optimum
 from antiphase.factorization.streamed import can_be_streamed, streamed_optimum
 from antiphase.objective import Objective
 from antiphase.participation import Once, Participation
@@ -23,6 +23,7 @@ from antiphase.values import digest
 from antiphase.workload import Workload
 
 ALGORITHM = 3  # part of the cache's key: raise it when the same question would get another answer
+DENSE_IS_CHEAP = 4096  # steps up to which an encoder is made even if only its bound is asked for
 WORTH_KEEPING = 0.1  # seconds
 
 
@@ -76,6 +77,14 @@ def optimal(
         with suppress(OSError):  # a full disk costs time next time, nothing else
             found.save(path)
     return found
+
+
+def best_bound(workload: Workload, objective: Objective, participation: Participation) -> float:
+    """A certified bound on the error of every factorization; for many steps and epochs, without making one."""
+    if workload.steps > DENSE_IS_CHEAP and _form(workload, objective, participation, "auto") == "epochs":
+        low, _ = bound_only(workload, objective, participation, tolerance=_worth_waiting_for(workload.steps))
+        return low
+    return optimal(workload, objective, participation).lower_bound
 
 
 def _form(workload: Workload, objective: Objective, participation: Participation, buffers: str | int) -> str:
