@@ -48,9 +48,10 @@ def design(
 
     Optimal designs are streams where their workload is a short recurrence and records take part once, or ``dp-mf+``
     restarts between any two participations: ``buffers="auto"`` spends the fewest vectors of memory that keep within
-    0.1 % of the optimum, ``"exact"`` as many as full precision needs, a number that many. Those in the first three lines take ``objective``, by which they are judged (default:
-    every iterate alike); the others, which are optimal for theirs, take ``tolerance``, the relative gap to reach
-    (default: 1e-9; for several epochs 1e-6 from 1,025 steps on and 1e-4 from 4,097).
+    0.1 % of the optimum, ``"exact"`` as many as full precision needs, a number that many. Those in the first three
+    lines take ``objective``, by which they are judged (default: every iterate alike); the others, which are optimal
+    for theirs, take ``tolerance``, the relative gap to reach (default: 1e-9; for several epochs 1e-6 from 1,025 steps
+    on and 1e-4 from 4,097).
 
     >>> design("dp-mf", steps=4)
     <Factorization dp-mf: 4 steps, once, error 6.87..., gap ..., sensitivity 1>

@@ -26,3 +26,15 @@ class KeyFileError(AntiphaseError, ValueError):
 
 class StateError(AntiphaseError, ValueError):
     """The state of a noise stream is damaged, or belongs to another mechanism."""
+
+
+class ParticipationError(AntiphaseError, RuntimeError):
+    """An example would take part more often, sooner or elsewhere than the plan allows. Nothing was released."""
+
+
+class ReplayError(AntiphaseError, RuntimeError):
+    """A step whose noise was drawn before would be released again with other data. Nothing was released."""
+
+
+class BypassError(AntiphaseError, RuntimeError):
+    """Gradients without noise were about to reach the model."""

@@ -61,6 +61,11 @@ class Key:
         """Whether the key came from a seed."""
         return self._insecure
 
+    @property
+    def path(self) -> Path | None:
+        """The key's file, if it has one."""
+        return self._path
+
     # ---- its file ------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:

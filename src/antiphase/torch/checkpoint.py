@@ -1,0 +1,122 @@
+"""Checkpoints: safetensors and JSON with a digest, written whole or not at all; nothing in them runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import torch
+from antiphase import files
+from antiphase.errors import FileFormatError, StateError
+from antiphase.factorization.base import MALFORMED
+from antiphase.torch.release import Release
+
+
+def save(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, order: Any, earlier: Any) -> None:
+    """Everything that going on needs but the key."""
+    if release.group.rank:
+        path = f"{path}.{release.group.rank}"  # each process has a ledger and random state of its own
+    tensors: dict[str, Any] = {}
+    content = {
+        "what": "checkpoint",
+        "module": _packed(module.state_dict(), tensors),
+        "optimizer": None if optimizer is None else _packed(optimizer.state_dict(), tensors),
+        "scheduler": None if scheduler is None else _packed(scheduler.state_dict(), tensors),
+        "random": _packed(torch.get_rng_state(), tensors),
+        "release": _packed(release.state(), tensors),
+        "order": _packed(order, tensors),
+        "earlier": list(earlier),
+        "tensors": tensors,
+    }
+    files.write(path, content)
+
+
+def load(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release) -> dict[str, Any]:
+    """Put everything back; refuse what belongs to another mechanism or another number of processes.
+
+    Guarantee: the file is checked against its digest before anything is changed, and nothing in it is executed.   [G6]
+    """
+    if release.group.rank:
+        path = f"{path}.{release.group.rank}"
+    content = files.read(path)
+    try:
+        if content["what"] != "checkpoint":
+            raise FileFormatError(f"{path}: holds a {content['what']!r}, not a checkpoint")
+        tensors = content["tensors"]
+        state = _unpacked(content["release"], tensors)
+        if state["mechanism"] != release.mechanism.digest:
+            raise StateError(
+                f"{path}: was saved with mechanism {state['mechanism'][:16]}…, and this one is "
+                f"{release.mechanism.digest[:16]}…. Nothing was changed. Call make_private with the same arguments"
+            )
+        if state["world"] != release.group.world:
+            raise StateError(f"{path}: was saved by {state['world']} process(es), and here are {release.group.world}")
+        module.load_state_dict(_unpacked(content["module"], tensors))
+        if optimizer is not None and content["optimizer"] is not None:
+            optimizer.load_state_dict(_unpacked(content["optimizer"], tensors))
+        if scheduler is not None and content["scheduler"] is not None:
+            scheduler.load_state_dict(_unpacked(content["scheduler"], tensors))
+        release.restore(state)
+        torch.set_rng_state(_unpacked(content["random"], tensors))
+        return {"order": _unpacked(content["order"], tensors), "earlier": [int(n) for n in content["earlier"]]}
+    except (FileFormatError, StateError):
+        raise
+    except MALFORMED as error:
+        raise FileFormatError(f"{path}: not a valid checkpoint ({error})") from error
+
+
+def only_scheduler(more: dict[str, Any]) -> Any:
+    """The one further argument there is; Opacus' others do not apply."""
+    scheduler = more.pop("scheduler", None)
+    given = sorted(name for name, value in more.items() if value is not None)
+    if given:
+        raise TypeError(f"{given}: a checkpoint of a planned mechanism takes module, optimizer and scheduler")
+    return scheduler
+
+
+def _packed(item: Any, tensors: dict[str, Any]) -> Any:
+    """``item`` as JSON, with arrays and tensors set aside under a number."""
+    if isinstance(item, torch.Tensor | np.ndarray):
+        name = str(len(tensors))
+        kind = "numpy"
+        if isinstance(item, torch.Tensor):
+            kind = str(item.dtype).removeprefix("torch.")
+            item = item.detach().cpu()
+            item = (item.view(torch.int16) if item.dtype is torch.bfloat16 else item).numpy()
+        tensors[name] = np.ascontiguousarray(item).reshape(item.shape)
+        return {"$": "tensor", "name": name, "type": kind}
+    if isinstance(item, dict):
+        return {"$": "dict", "items": [[_packed(k, tensors), _packed(v, tensors)] for k, v in item.items()]}
+    if isinstance(item, list | tuple | set):
+        kind = type(item).__name__ if type(item) in (list, tuple, set) else "tuple"
+        return {"$": kind, "items": [_packed(part, tensors) for part in item]}
+    if isinstance(item, np.generic):
+        return item.item()
+    if item is None or isinstance(item, bool | int | float | str):
+        return repr_float(item)
+    raise TypeError(f"a {type(item).__name__} cannot be kept in a checkpoint that runs nothing: {item!r}")
+
+
+def repr_float(item: Any) -> Any:
+    """JSON has no infinities."""
+    if isinstance(item, float) and not np.isfinite(item):
+        return {"$": "float", "value": str(item)}
+    return item
+
+
+def _unpacked(item: Any, tensors: dict[str, Any]) -> Any:
+    if not isinstance(item, dict):
+        return item
+    kind = item["$"]
+    if kind == "tensor":
+        array = tensors[item["name"]]
+        if item["type"] == "numpy":
+            return array
+        tensor = torch.from_numpy(np.array(array))
+        return tensor.view(torch.bfloat16) if item["type"] == "bfloat16" else tensor
+    if kind == "float":
+        return float(item["value"])
+    if kind == "dict":
+        return {_unpacked(k, tensors): _unpacked(v, tensors) for k, v in item["items"]}
+    return {"list": list, "tuple": tuple, "set": set}[kind](_unpacked(part, tensors) for part in item["items"])

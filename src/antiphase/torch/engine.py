@@ -1,0 +1,429 @@
+"""`PrivacyEngine`: Opacus' engine with noise that cancels itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import warnings
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import opacus
+import torch
+from antiphase import accounting
+from antiphase.design import design
+from antiphase.factorization.base import Factorization
+from antiphase.mechanism import Mechanism, calibrate, load
+from antiphase.noise.key import Key
+from antiphase.participation import Participation
+from antiphase.statement import PrivacyStatement
+from antiphase.torch import checkpoint
+from antiphase.torch.distributed import Group
+from antiphase.torch.ledger import ParticipationLedger
+from antiphase.torch.optimizer import GhostLoss, PrivateGhostOptimizer, PrivateOptimizer, PrivatePerLayerOptimizer
+from antiphase.torch.plan import Plan, derive
+from antiphase.torch.release import Release
+from antiphase.torch.sampling import FixedOrder, Recorded, fixed_order_loader, public_batch_size
+from torch import nn
+
+OPTIMIZERS: dict[tuple[str, str], Any] = {
+    ("hooks", "flat"): PrivateOptimizer,
+    ("hooks", "per_layer"): PrivatePerLayerOptimizer,
+    ("functorch", "flat"): PrivateOptimizer,
+    ("functorch", "per_layer"): PrivatePerLayerOptimizer,
+    ("ghost", "flat"): PrivateGhostOptimizer,
+}
+
+
+class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
+    """Opacus' ``PrivacyEngine`` for every mechanism of `antiphase.design`.
+
+    ``mechanism`` is a name, with its options as keywords, or a `Factorization`, a `Mechanism`, or the path of a file
+    that holds one. With ``mechanism="dp-sgd"`` and Poisson sampling everything is Opacus' own.
+
+    ``key`` is the secret that the noise is made from. Without one a new key is made and kept in memory, and such a
+    run cannot go on after the process has ended: for that, ``Key.generate().save(path)`` and ``Key.load(path)``.
+
+    Guarantee: what reaches the model is the clipped sum plus its row of noise, divided by a public constant.   [G16]
+    """
+
+    def __init__(
+        self,
+        *,
+        mechanism: str | os.PathLike[str] | Factorization | Mechanism = "dp-mf+",
+        accountant: str = "prv",
+        secure_mode: bool = False,
+        key: Key | None = None,
+        **design_options: Any,
+    ) -> None:
+        named_dp_sgd = isinstance(mechanism, str) and mechanism == "dp-sgd"
+        if secure_mode and not named_dp_sgd:
+            raise ValueError(
+                "secure_mode = True: noise always comes from a secret key with AES in counter mode here; leave "
+                "secure_mode out, and give key=Key.load(path) to keep the key"
+            )
+        with warnings.catch_warnings():
+            if not named_dp_sgd:
+                warnings.filterwarnings("ignore", message="Secure RNG turned off")
+            super().__init__(accountant=accountant, secure_mode=secure_mode)
+        if isinstance(mechanism, os.PathLike) or (isinstance(mechanism, str) and Path(mechanism).suffix):
+            mechanism = load(mechanism)
+        if not isinstance(mechanism, str) and design_options:
+            raise TypeError(f"{sorted(design_options)}: options are for designs by name; this one is made already")
+        self._wanted, self._options = mechanism, design_options
+        self.key = key
+        self.plan: Plan | None = None
+        self._mechanism: Mechanism | None = None
+        self._release: Release | None = None
+        self._trusted = False
+        self._earlier: list[int] = []  # rows drawn in runs that were given up for fresh noise
+
+    # ---- Opacus' two ways in -------------------------------------------------------------------------------
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Any,
+        criterion: Any = None,
+        data_loader: Any,
+        noise_multiplier: float | None = None,
+        max_grad_norm: float | list[float],
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool | None = None,
+        clipping: str = "flat",
+        noise_generator: Any = None,
+        grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+        epochs: int | None = None,
+        steps: int | None = None,
+        scheduler: Any = None,
+        scheduler_every: str = "step",
+        gradient_accumulation_steps: int = 1,
+        participation: Participation | str | None = None,
+        target_delta: float | None = None,
+        memory: str | int = "2GB",
+        **kwargs: Any,
+    ) -> Any:
+        """Opacus' ``make_private``, and ``epochs`` or ``steps``, since correlated noise is planned ahead.
+
+        Returns ``(module, optimizer, data_loader)``, with the criterion before the loader for
+        ``grad_sample_mode="ghost"``. The loader has the same batches in the same order in every epoch.
+
+        ``scheduler`` (stepped every ``"step"`` or every ``"epoch"``) tells the learning rates ahead.
+        ``participation`` replaces fixed epochs, or is ``"trusted"`` where batches have no indices: who takes part
+        when is then the user's word, and the statement says so.
+        """
+        criterion = nn.CrossEntropyLoss() if criterion is None else criterion
+        if self._uses_opacus(poisson_sampling):
+            return super().make_private(
+                module=module,
+                optimizer=optimizer,
+                criterion=criterion,
+                data_loader=data_loader,
+                noise_multiplier=noise_multiplier,
+                max_grad_norm=max_grad_norm,
+                batch_first=batch_first,
+                loss_reduction=loss_reduction,
+                poisson_sampling=poisson_sampling is not False,
+                clipping=clipping,
+                noise_generator=noise_generator,
+                grad_sample_mode=grad_sample_mode,
+                wrap_model=wrap_model,
+                rand_on_empty=rand_on_empty,
+                **kwargs,
+            )
+        self._refuse(poisson_sampling, noise_generator, clipping, grad_sample_mode, loss_reduction, kwargs)
+        plan = self._planned(
+            optimizer,
+            len(data_loader),
+            epochs=epochs,
+            steps=steps,
+            scheduler=scheduler,
+            scheduler_every=scheduler_every,
+            accumulation=gradient_accumulation_steps,
+            participation=participation,
+        )
+        mechanism = self._calibrated(plan, max_grad_norm, noise_multiplier=noise_multiplier, delta=target_delta)
+        _refuse_foreign_parameters(module, optimizer)
+        group = Group.current() if isinstance(module, DPDDP | DDP) else Group()
+        group.require_same("mechanism", mechanism.digest)
+        batch_size = public_batch_size(data_loader)
+        trusted = participation == "trusted"
+        loader: Any = data_loader if trusted else fixed_order_loader(data_loader, rank=group.rank, world=group.world)
+        wrapped = self._prepare_model(
+            module,
+            batch_first=batch_first,
+            max_grad_norm=max_grad_norm,
+            loss_reduction=loss_reduction,
+            grad_sample_mode=grad_sample_mode,
+            wrap_model=wrap_model,
+        )
+        if isinstance(optimizer, opacus.optimizers.DPOptimizer):
+            optimizer = optimizer.original_optimizer
+        private = OPTIMIZERS[grad_sample_mode, clipping](
+            optimizer=optimizer,
+            noise_multiplier=mechanism.noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=batch_size * gradient_accumulation_steps,
+            loss_reduction=loss_reduction,
+        )
+        release = Release(
+            mechanism,
+            self._agreed_key(group),
+            _named_shapes(module, private.params),
+            float(private.expected_batch_size) if loss_reduction == "mean" else 1.0,
+            batches=None if trusted else loader.batch_sampler,
+            ledger=None if trusted else ParticipationLedger(plan.participation, len(loader.dataset)),
+            group=group,
+            memory=memory,
+        )
+        private.attach(release)
+        self.plan, self._mechanism, self._release, self._trusted = plan, mechanism, release, trusted
+        self.accountant = PlanAccountant(self)
+        if grad_sample_mode == "ghost":
+            return wrapped, private, GhostLoss(wrapped, private, criterion, loss_reduction), loader
+        return wrapped, private, loader
+
+    def make_private_with_epsilon(
+        self, *, target_epsilon: float, target_delta: float, epochs: int | None = None, **arguments: Any
+    ) -> Any:
+        """Opacus' ``make_private_with_epsilon``: just enough noise for (ε, δ) over ``epochs`` (or ``steps``)."""
+        if self._uses_opacus(arguments.get("poisson_sampling")):
+            arguments["poisson_sampling"] = arguments.get("poisson_sampling") is not False
+            return super().make_private_with_epsilon(
+                target_epsilon=target_epsilon, target_delta=target_delta, epochs=epochs, **arguments
+            )
+        if isinstance(self._wanted, Mechanism):
+            raise ValueError("the mechanism has its noise multiplier already; use make_private")
+        self._target = (target_epsilon, target_delta)
+        try:
+            return self.make_private(epochs=epochs, target_delta=target_delta, **arguments)
+        finally:
+            del self._target
+
+    # ---- what it comes to ----------------------------------------------------------------------------------
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """The calibrated mechanism; None before make_private, and where everything is Opacus' own."""
+        return self._mechanism
+
+    @property
+    def remaining_steps(self) -> int:
+        """How many steps the plan has left."""
+        return self._planned_release().remaining
+
+    @property
+    def completed_epochs(self) -> int:
+        """How many whole epochs are done: where a loop over epochs goes on after a resume."""
+        assert self.plan is not None
+        return self._planned_release().position // self.plan.every
+
+    def get_epsilon(self, delta: float, spent: bool = False) -> float:
+        """ε at ``delta`` of the whole plan, or of what was released so far."""
+        if self._mechanism is None:
+            epsilon: float = super().get_epsilon(delta)
+            return epsilon
+        drawn = self._planned_release().drawn
+        now = drawn if spent else self._mechanism.steps
+        if not self._earlier:
+            return self._mechanism.epsilon(delta, rows=now)
+        # PRIVACY: runs with fresh noise are separate Gaussian mechanisms; their μ² add up.   [G15]
+        ratios = [self._mechanism._ratio(rows) for rows in (*self._earlier, now) if rows]
+        together = 1 / math.sqrt(sum(ratio**-2 for ratio in ratios))
+        return accounting.gaussian_epsilon(together * (1 - 1e-12), delta)
+
+    def statement(self, delta: float | None = None) -> PrivacyStatement:
+        """What was promised, in words and JSON."""
+        if self._mechanism is None:
+            raise ValueError("there is no plan to state: call make_private first, with a mechanism of antiphase's")
+        release = self._planned_release()
+        assert release.key is not None
+        made = self._mechanism.statement(delta, released=release.drawn, insecure=release.key.is_insecure)
+        if self._trusted:
+            vouched = made.participation + ", on the user's word, not checked"
+            made = dataclasses.replace(made, participation=vouched)
+        if self._earlier:
+            again = f"{len(self._earlier)} earlier run(s) of the same data were given up and are accounted for"
+            made = dataclasses.replace(
+                made, epsilon=self.get_epsilon(made.delta), released_epsilon=self.get_epsilon(made.delta, spent=True),
+                mu=None, rho=None, caveats=(*made.caveats, again),
+            )  # fmt: skip
+        return made
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, *, path: Any, module: nn.Module, optimizer: Any = None, **more: Any) -> None:
+        """Model, optimizer, scheduler, ledgers and position, in a file that runs nothing; the key is not in it."""
+        if self._mechanism is None:
+            super().save_checkpoint(path=path, module=module, optimizer=optimizer, **more)
+            return
+        scheduler = checkpoint.only_scheduler(more)
+        order = _order_of(self._planned_release().batches)
+        checkpoint.save(path, module, optimizer, scheduler, self._planned_release(), order, self._earlier)
+
+    def load_checkpoint(
+        self, *, path: Any, module: nn.Module, optimizer: Any = None, fresh_noise: bool = False, **more: Any
+    ) -> dict[str, Any]:
+        """Go on where `save_checkpoint` was called: same arguments to make_private, same key.
+
+        With ``fresh_noise`` the steps after it get noise of a new run, which is accounted as a second release.
+        """
+        if self._mechanism is None:
+            found: dict[str, Any] = super().load_checkpoint(path=path, module=module, optimizer=optimizer, **more)
+            return found
+        scheduler = checkpoint.only_scheduler(more)
+        release = self._planned_release()
+        content = checkpoint.load(path, module, optimizer, scheduler, release)
+        self._earlier = list(content["earlier"])
+        if fresh_noise:
+            self._earlier.append(release.drawn)
+            release.begin(position=release.position)
+        order = content["order"]
+        sampler = getattr(release.batches, "sampler", None)
+        if isinstance(sampler, FixedOrder):
+            if order is None or len(order) != len(sampler.order):
+                raise ValueError(f"{path}: was saved with another dataset, of {0 if order is None else len(order)}")
+            sampler.order = order
+            assert self.plan is not None
+            done = release.position % self.plan.every
+            sampler.first = done * -(-len(sampler) // self.plan.every)
+        return {}
+
+    # ---- details -------------------------------------------------------------------------------------------
+
+    def _uses_opacus(self, poisson_sampling: bool | None) -> bool:
+        return isinstance(self._wanted, str) and self._wanted == "dp-sgd" and poisson_sampling is not False
+
+    def _planned_release(self) -> Release:
+        if self._release is None:
+            raise ValueError("call make_private first")
+        return self._release
+
+    def _refuse(
+        self, poisson: bool | None, generator: Any, clipping: str, mode: str, reduction: str, kwargs: dict[str, Any]
+    ) -> None:
+        if poisson:
+            # PRIVACY: no amplification for correlated noise.   [G9]
+            raise ValueError(
+                "poisson_sampling = True: correlated noise is analysed for batches in a fixed order, and amplification "
+                'by sampling is not claimed for it. Leave poisson_sampling out, or use mechanism="dp-sgd"'
+            )
+        if generator is not None:
+            raise ValueError(
+                "noise_generator: the noise is a function of a secret key, never of a generator that others may seed. "
+                "For repeatable studies: PrivacyEngine(key=Key.insecure(seed)), and the statement will say so"
+            )
+        if clipping == "adaptive":
+            raise ValueError(
+                "clipping = 'adaptive': clip norms that follow the data cost privacy that this plan does not account "
+                "for. Use clipping='flat' or 'per_layer'"
+            )
+        if (mode, clipping) not in OPTIMIZERS:
+            known = ", ".join(f"{m} with {c}" for m, c in OPTIMIZERS)
+            raise ValueError(
+                f"grad_sample_mode = {mode!r} with clipping = {clipping!r} is not there; there are: {known}"
+            )
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"loss_reduction = {reduction!r} must be 'mean' or 'sum'")
+        if kwargs:
+            raise TypeError(f"{sorted(kwargs)}: make_private has no such option for this mechanism")
+
+    def _planned(self, optimizer: Any, batches: int, *, participation: Any, **how: Any) -> Plan:
+        made = self._wanted.factorization if isinstance(self._wanted, Mechanism) else self._wanted
+        if isinstance(made, Factorization):
+            if how["epochs"] is None and how["steps"] is None:
+                how["steps"] = made.steps
+            participation = made.participation
+        given = participation if isinstance(participation, Participation) else None
+        inner = getattr(optimizer, "original_optimizer", optimizer)
+        plan = derive(inner, batches, participation=given, **how)
+        if isinstance(made, Factorization):
+            if plan.steps != made.steps:
+                raise ValueError(f"the mechanism is for {made.steps} steps, and training has {plan.steps}")
+            plan = dataclasses.replace(plan, workload=made.workload, participation=made.participation)
+        for note in plan.notes:
+            warnings.warn(note, stacklevel=4)
+        return plan
+
+    def _calibrated(
+        self, plan: Plan, clip: float | list[float], *, noise_multiplier: float | None, delta: float | None
+    ) -> Mechanism:
+        # PRIVACY: with one norm for each tensor, a record moves the sum by at most the norm of these.   [G16]
+        clip_norm = math.sqrt(sum(c * c for c in clip)) if isinstance(clip, list | tuple) else float(clip)
+        if isinstance(self._wanted, Mechanism):
+            if noise_multiplier not in (None, self._wanted.noise_multiplier) or clip_norm != self._wanted.clip_norm:
+                raise ValueError(
+                    f"noise_multiplier = {noise_multiplier}, max_grad_norm = {clip_norm:g}: the mechanism has "
+                    f"{self._wanted.noise_multiplier:g} and {self._wanted.clip_norm:g}"
+                )
+            return self._wanted
+        factorization = self._wanted
+        if isinstance(factorization, str):
+            factorization = design(
+                factorization, workload=plan.workload, participation=plan.participation, **self._options
+            )
+        assert isinstance(factorization, Factorization)
+        target = getattr(self, "_target", None)
+        if target is not None:
+            return calibrate(factorization, epsilon=target[0], delta=target[1], clip_norm=clip_norm)
+        if noise_multiplier is None:
+            raise TypeError("noise_multiplier = None: give one, or a target to make_private_with_epsilon")
+        return calibrate(factorization, noise_multiplier=noise_multiplier, delta=delta, clip_norm=clip_norm)
+
+    def _agreed_key(self, group: Group) -> Key:
+        if self.key is None:
+            if group.world > 1:
+                raise ValueError("key = None: several processes need the same key; give key=Key.load(path) to each")
+            self.key = Key.generate()
+        group.require_same("key", hex(self.key.subkey("agreement")))
+        return self.key
+
+
+class PlanAccountant:
+    """In the place of Opacus' accountant, which counts compositions: here the plan says what everything costs."""
+
+    def __init__(self, engine: PrivacyEngine) -> None:
+        self._engine = engine
+
+    def get_epsilon(self, delta: float, **_: Any) -> float:
+        return self._engine.get_epsilon(delta)
+
+    def __len__(self) -> int:
+        return self._engine._planned_release().position
+
+    @classmethod
+    def mechanism(cls) -> str:
+        return "antiphase"
+
+    def state_dict(self, *_: Any) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, _: Any) -> None:
+        raise ValueError("the plan is restored by PrivacyEngine.load_checkpoint")
+
+
+def _refuse_foreign_parameters(module: nn.Module, optimizer: Any) -> None:
+    known = set(module.parameters())
+    for p in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+        if p not in known:
+            raise ValueError("Module parameters are different than optimizer Parameters")
+
+
+def _named_shapes(module: nn.Module, params: list[torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    """The tensors in the optimizer's order, by their names in the model; noise belongs to a name."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    return {names[id(p)]: tuple(p.shape) or (1,) for p in params}
+
+
+def _order_of(batches: Recorded | None) -> Any:
+    sampler = getattr(batches, "sampler", None)
+    return sampler.order if isinstance(sampler, FixedOrder) else None

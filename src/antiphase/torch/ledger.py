@@ -1,0 +1,139 @@
+"""Two ledgers: who took part when, and what was released under which row of noise."""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antiphase.errors import ParticipationError, ReplayError
+from antiphase.noise.key import Key
+from antiphase.participation import Epochs, MinSeparation, Participation
+
+RECORD = 16  # bytes of a step in the write-ahead ledger
+
+
+class ParticipationLedger:
+    """Who took part how often, and when: 8 bytes an example.
+
+    Guarantee: a step that the participation does not allow is refused before anything is recorded or released.   [G14]
+    """
+
+    def __init__(self, participation: Participation, examples: int) -> None:
+        self.participation = participation
+        self.when = np.full(examples, -1, np.int32)  # position within the epoch, or the last step
+        self.count = np.zeros(examples, np.int32)
+
+    def check(self, step: int, indices: NDArray[np.int64]) -> None:
+        """Raise `ParticipationError` if these examples may not all take part in ``step`` (counted from 0)."""
+        if len(indices) and not (indices.min() >= 0 and indices.max() < len(self.count)):
+            raise ParticipationError(f"step {step}: an example that the dataset of {len(self.count)} does not have")
+        if len(np.unique(indices)) < len(indices):
+            raise ParticipationError(
+                f"step {step}: an example comes twice. One record may contribute one clipped gradient a step: use a "
+                "sampler without replacement, and no padding"
+            )
+        most, count = self._most, self.count[indices]
+        # PRIVACY: the sensitivity was computed for these participations and no others.   [G14]
+        if (count >= most).any():
+            raise ParticipationError(
+                f"step {step}: an example would take part more than {most} time(s), which the plan "
+                f"({self.participation.describe()}) does not allow. Nothing was released; plan for more epochs"
+            )
+        seen = count > 0
+        when = self.when[indices[seen]]
+        if isinstance(self.participation, Epochs) and (when != step % self.participation.every).any():
+            raise ParticipationError(
+                f"step {step}: an example comes at another place within the epoch than before, and the plan "
+                f"({self.participation.describe()}) rests on a fixed order. Nothing was released. Reshuffling every "
+                "epoch is another participation, with more noise: keep the order (antiphase's loader does), or plan "
+                f"for participation=antiphase.min_separation({self._most}, apart=…)"
+            )
+        if isinstance(self.participation, MinSeparation) and (step - when < self.participation.apart).any():
+            raise ParticipationError(
+                f"step {step}: an example comes back before the {self.participation.apart} steps that the plan "
+                f"({self.participation.describe()}) keeps between two participations. Nothing was released"
+            )
+
+    def record(self, step: int, indices: NDArray[np.int64]) -> None:
+        self.count[indices] += 1
+        self.when[indices] = step % self.participation.every if isinstance(self.participation, Epochs) else step
+
+    @property
+    def _most(self) -> int:
+        count: int = getattr(self.participation, "count", 1)
+        return count
+
+    def state(self) -> dict[str, Any]:
+        return {"when": self.when.copy(), "count": self.count.copy()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for name in ("when", "count"):
+            if np.shape(state[name]) != self.count.shape:
+                raise ParticipationError(
+                    f"the ledger is one of {len(state[name])} examples, and the dataset has {len(self.count)}"
+                )
+            setattr(self, name, np.array(state[name], dtype=np.int32))
+
+
+class WriteAheadLedger:
+    """``HMAC_key(step ‖ clipped sum)`` of every step, written down before its row of noise is drawn.
+
+    Two sums under one row of noise differ by a difference of gradients, without noise. So a step that is made again
+    (after a crash) must be the same step.
+
+    Guarantee: a row that was drawn before is released again with the same sum or not at all.   [G15]
+    """
+
+    def __init__(self, key: Key, run: str, rank: int = 0, first: int = 0) -> None:
+        """``first`` is the step that a new run begins with; earlier ones are not its to release."""
+        self._secret = key.subkey("ledger", run, str(rank)).to_bytes(16, "little")
+        self._path = None if key.path is None else Path(f"{key.path}.{run}.{rank}.ledger")
+        data = self._path.read_bytes() if self._path is not None and self._path.exists() else b""
+        whole = len(data) // RECORD * RECORD  # a record cut off by a crash came before its row was drawn
+        self._records = [data[i : i + RECORD] for i in range(0, whole, RECORD)]
+        self._file: Any = None
+        if self._path is not None:
+            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.ftruncate(handle, whole)
+            self._file = os.fdopen(handle, "ab", buffering=0)
+        if first and not self._records:
+            self._records = [bytes(RECORD)] * first
+            if self._file is not None:
+                self._file.write(bytes(RECORD) * first)
+
+    def __len__(self) -> int:
+        """How many steps have been released, or were about to be."""
+        return len(self._records)
+
+    def record(self, step: int, arrays: Sequence[memoryview]) -> None:
+        """Write down what goes out under row ``step``; raise `ReplayError` if something else did before."""
+        mark = hmac.new(self._secret, step.to_bytes(8, "little"), "sha256")
+        for array in arrays:
+            mark.update(array)
+        digest = mark.digest()[:RECORD]
+        if step < len(self._records):
+            # PRIVACY: g + z and g′ + z together give away g − g′.   [G15]
+            if not hmac.compare_digest(self._records[step], digest):
+                raise ReplayError(
+                    f"step {step} was released before with another sum of gradients: the data, the order or a "
+                    "hyper-parameter changed, or the arithmetic is not deterministic. Nothing was released. Go on from "
+                    "a checkpoint after it; or make the run repeatable (torch.use_deterministic_algorithms, the same "
+                    "number of threads) or save a checkpoint at every step; or go on with fresh noise, accounted as a "
+                    "second release: load_checkpoint(…, fresh_noise=True)"
+                )
+            return
+        if step > len(self._records):
+            raise ReplayError(f"step {step} is to be released, but the ledger has only {len(self._records)} steps")
+        self._records.append(digest)
+        if self._file is not None:
+            self._file.write(digest)
+
+    def sync(self) -> None:
+        if self._file is not None:
+            os.fsync(self._file.fileno())

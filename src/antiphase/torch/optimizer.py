@@ -1,0 +1,249 @@
+r"""The private step: clip and sum, add a row of noise, divide by a public constant, hand over to the inner optimizer.
+
+Opacus computes the gradients of single examples (or, with ghost clipping, their norms); everything after that is here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
+from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping, DPTensorFastGradientClipping
+
+import torch
+from antiphase.errors import BypassError
+from antiphase.torch.release import Release
+
+Tensor = torch.Tensor
+
+
+class _Private:
+    """What the three ways to clip have in common. ``release`` is set by `attach`."""
+
+    release: Release
+    examples = 0  # whose gradients are in the sum at hand
+    bad_examples = 0  # private: how many were left out because their gradients were not finite
+    _open = False  # True while the inner optimizer may step
+
+    def attach(self, release: Release) -> None:
+        self.release = release
+        inner: Any = self.original_optimizer  # type: ignore[attr-defined]
+        guard = inner.register_step_pre_hook(self._refuse_bypass)
+        self.detach = guard.remove
+
+    def _refuse_bypass(self, *_: Any) -> None:
+        # PRIVACY: nothing reaches the model but through `step`.   [G16]
+        if not self._open:
+            raise BypassError(
+                "the inner optimizer was stepped directly, past clipping and noise; step the optimizer that "
+                "make_private returned"
+            )
+
+    def pre_step(self, closure: Any = None) -> bool:
+        self._open = False
+        optimizer = cast(DPOptimizer, self)
+        self.gather()
+        if optimizer._check_skip_next_step():
+            optimizer._is_last_step_skipped = True
+            return False
+        # PRIVACY: sum, noise, then one public divisor; the parameters' own type comes last.   [G16]
+        noisy = self.release([p.summed_grad for p in optimizer.params], self.examples)
+        self.examples = 0
+        for p, total in zip(optimizer.params, noisy, strict=True):
+            p.grad = total.view_as(p).to(p.dtype)
+            _mark_as_processed(p.summed_grad)
+        if optimizer.step_hook:
+            optimizer.step_hook(self)
+        optimizer._is_last_step_skipped = False
+        self._open = True
+        return True
+
+    def step(self, closure: Any = None) -> Any:
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        try:
+            return self.original_optimizer.step() if self.pre_step() else None  # type: ignore[attr-defined]
+        finally:
+            self._open = False
+
+    def gather(self) -> None:
+        """Add the examples at hand to ``p.summed_grad``."""
+        self.clip_and_accumulate()  # type: ignore[attr-defined]
+
+    def add_noise(self) -> None:
+        raise BypassError("noise is added once a step, together with the ledger: call step()")
+
+    scale_grad = add_noise
+
+
+def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
+    """By what to multiply each example; 0 where the norm is not finite."""
+    factors = (clip_norm / (norms + 1e-6)).clamp(max=1.0)
+    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+
+
+def example_norms(gradients: list[Tensor]) -> Tensor:
+    """The norm of each example over all tensors; in float64 where float32 would overflow."""
+
+    def of(parts: list[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        each = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=dtype).to(parts[0].device) for g in parts]
+        together: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)
+        return together
+
+    low = gradients[0].dtype in (torch.float16, torch.bfloat16)
+    norms = of(gradients, torch.float32 if low else None)
+    doubtful = ~torch.isfinite(norms)
+    if doubtful.any():
+        norms = norms.double()
+        norms[doubtful] = of([g[doubtful.to(g.device)] for g in gradients], torch.float64)
+    return norms
+
+
+def weighted_sum(factors: Tensor, gradients: Tensor) -> Tensor:
+    """``Σ factor·gradient`` in float32 or better; examples of factor 0 are left out, since 0 · NaN is NaN."""
+    dtype = torch.promote_types(gradients.dtype, torch.float32)
+    factors = factors.to(gradients.device)
+    if len(factors) and (factors == 0).any():
+        # PRIVACY: what is not finite contributes nothing, whatever it is.   [G16]
+        kept = factors > 0
+        factors, gradients = factors[kept], gradients[kept]
+    if gradients.dtype != dtype:
+        gradients = gradients.to(dtype)
+    return torch.einsum("i,i...", factors.to(dtype), gradients)
+
+
+def _add(p: Any, total: Tensor) -> None:
+    p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
+
+
+class PrivateOptimizer(_Private, DPOptimizer):  # type: ignore[misc]
+    """Flat clipping of materialised per-example gradients."""
+
+    def clip_and_accumulate(self) -> None:
+        gradients = self.grad_samples
+        norms = example_norms(gradients)
+        factors = clip_factors(norms, self.max_grad_norm)
+        self.bad_examples += int((factors == 0).sum())
+        self.examples += len(norms)
+        for p, g in zip(self.params, gradients, strict=True):
+            _check_processed_flag(p.grad_sample)
+            _add(p, weighted_sum(factors, g))
+            _mark_as_processed(p.grad_sample)
+
+
+class PrivatePerLayerOptimizer(_Private, DPPerLayerOptimizer):  # type: ignore[misc]
+    """Each tensor clipped to a norm of its own; one record moves the sum by at most the norm of all these."""
+
+    def clip_and_accumulate(self) -> None:
+        gradients = self.grad_samples
+        # An example with one tensor that is not finite contributes nothing at all.
+        finite = torch.isfinite(example_norms(gradients))
+        self.bad_examples += int((~finite).sum())
+        self.examples += len(finite)
+        for p, g, most in zip(self.params, gradients, self.max_grad_norms, strict=True):
+            _check_processed_flag(p.grad_sample)
+            factors = clip_factors(example_norms([g]), most)
+            _add(p, weighted_sum(torch.where(finite.to(factors.device), factors, torch.zeros_like(factors)), g))
+            _mark_as_processed(p.grad_sample)
+
+
+class PrivateGhostOptimizer(_Private, DPOptimizerFastGradientClipping):  # type: ignore[misc]
+    """Ghost clipping: the second backward pass has clipped and summed already, into ``p.grad``."""
+
+    pending = False  # whether p.grad holds a sum that was not gathered yet
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        super().zero_grad(set_to_none)
+        if not self._is_last_step_skipped:
+            self.pending, self.examples = False, 0
+
+    def gather(self) -> None:
+        for p in self.params:
+            if p.grad is None:
+                raise ValueError(
+                    "a parameter has no gradient: call backward() on the loss that make_private's criterion returned, "
+                    "and freeze what the loss does not depend on"
+                )
+        if not self.pending:
+            raise ValueError("there is no gradient of any example: call backward() on the loss before step()")
+        for p in self.params:
+            _add(p, p.grad.to(torch.promote_types(p.grad.dtype, torch.float32), copy=True))
+        self.pending = False
+
+
+class GhostLoss(DPLossFastGradientClipping):  # type: ignore[misc]
+    """The criterion with ghost clipping; what the model was given is kept until the backward pass, see `_again`."""
+
+    def __init__(self, module: Any, optimizer: PrivateGhostOptimizer, criterion: Any, loss_reduction: str) -> None:
+        super().__init__(module, optimizer, criterion, loss_reduction)
+        self._inputs: tuple[Any, Any] = (), {}
+        target = getattr(module, "_module", module)
+        target.register_forward_pre_hook(self._keep, with_kwargs=True)
+        self._model = module if isinstance(module, torch.nn.Module) else target
+
+    def _keep(self, _: Any, args: Any, kwargs: Any) -> None:
+        self._inputs = args, kwargs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().__call__(*args, **kwargs)
+        return _GhostTensor(self, args, kwargs, loss.loss_per_sample, self._inputs)
+
+
+class _GhostTensor(DPTensorFastGradientClipping):  # type: ignore[misc]
+    """A loss whose ``backward()`` makes two passes: norms, then the clipped sum."""
+
+    def __init__(self, loss: GhostLoss, args: Any, kwargs: Any, per_sample: Tensor, inputs: Any) -> None:
+        super().__init__(loss.module, loss.optimizer, per_sample, loss.loss_reduction)
+        self._loss, self._call, self._inputs = loss, (args, kwargs), inputs
+
+    def backward(self) -> None:
+        optimizer = self.optimizer
+        if optimizer.pending:
+            optimizer.gather()  # several losses before a step: gradient accumulation
+        losses = self.loss_per_sample
+        losses = losses.reshape(len(losses), -1).mean(dim=1) if losses.ndim > 1 else losses
+        reduced = losses.mean() if self.loss_reduction == "mean" else losses.sum()
+        if not len(losses):
+            reduced = losses.sum()  # the mean of nothing is NaN
+        reduced.backward(retain_graph=True)
+        for p in optimizer.params:
+            p.grad = None
+        norms = self.module.get_norm_sample() if len(losses) else losses.detach()
+        good = torch.isfinite(norms) & torch.isfinite(losses.detach().to(norms.device))
+        if not good.all():
+            self._again(good)
+            return
+        optimizer.examples += len(losses)
+        coefficients = clip_factors(norms, optimizer.max_grad_norm)
+        self.module.disable_hooks()
+        (coefficients.to(losses.device) * losses).sum().backward()
+        self.module.enable_hooks()
+        optimizer.pending = True
+
+    def _again(self, good: Tensor) -> None:
+        """Both passes once more without the examples that are not finite: 0 · NaN would be NaN."""
+        # PRIVACY: they contribute nothing, and they are not scaled by 0 either.   [G16]
+        optimizer, size = self.optimizer, len(good)
+        bad = size - int(good.sum())
+        optimizer.bad_examples += bad
+        optimizer.examples += bad
+
+        def select(item: Any) -> Any:
+            if isinstance(item, Tensor) and item.ndim and len(item) == size:
+                return item.detach()[good.to(item.device)]
+            if isinstance(item, list | tuple):
+                return type(item)(select(part) for part in item)
+            if isinstance(item, dict):
+                return {name: select(part) for name, part in item.items()}
+            return item
+
+        if bad == size:
+            for p in optimizer.params:
+                p.grad = torch.zeros_like(p)
+            optimizer.pending = True
+            return
+        (args, kwargs), (call, named) = self._inputs, self._call
+        output = self._loss._model(*select(args), **select(kwargs))
+        self._loss(output, *select(call[1:]), **select(named)).backward()

@@ -1,0 +1,141 @@
+"""One release: the sum of clipped gradients in, the same with its row of noise out, and both ledgers in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import torch
+from antiphase.errors import HorizonError, ParticipationError
+from antiphase.mechanism import Mechanism
+from antiphase.noise.key import Key
+from antiphase.noise.stream import NoiseStream
+from antiphase.torch import distributed
+from antiphase.torch.ledger import ParticipationLedger, WriteAheadLedger
+from antiphase.torch.sampling import Recorded
+
+Tensor = torch.Tensor
+
+
+class Release:
+    """Turns the sums of a step into what may be released. The only place where noise meets gradients.
+
+    In this order: the plan must have a row left, the examples must be allowed to take part, the sum is written down;
+    then the row is drawn.
+
+    Guarantee: whatever is refused, is refused before a row is drawn or a ledger changed.   [G14]
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        key: Key,
+        shapes: dict[str, tuple[int, ...]],
+        divisor: float,
+        *,
+        batches: Recorded | None,
+        ledger: ParticipationLedger | None,
+        group: distributed.Group,
+        memory: str | int = "2GB",
+    ) -> None:
+        self.mechanism, self.key, self.divisor = mechanism, key, divisor
+        self.batches, self.ledger, self.group = batches, ledger, group
+        self._shapes, self._memory = shapes, memory
+        self._owned = group.owned(shapes)
+        self.run: str | None = None
+        self._stream: NoiseStream | None = None
+        self._position = 0
+
+    @property
+    def position(self) -> int:
+        """How many steps have been released."""
+        return self._position
+
+    @property
+    def remaining(self) -> int:
+        return self.mechanism.steps - self._position
+
+    def begin(self, run: str | None = None, position: int = 0) -> None:
+        """Start a run, or go on with one. Both ledgers and the stream stand at ``position`` then."""
+        first = 0 if run is not None else position
+        if run is None:
+            run = self.group.agreed(self.key.start_run(self.mechanism.digest) if self.group.rank == 0 else None)
+        self.run = run
+        self._wal = WriteAheadLedger(self.key, run, self.group.rank, first)
+        self._position = position
+        self._stream = None
+        if self._owned:
+            self._stream = NoiseStream(self.mechanism, key=self.key, run=run, shapes=self._owned, memory=self._memory)
+            self._stream.skip(position)
+
+    @property
+    def drawn(self) -> int:
+        """How many rows of this run have been drawn, or were about to be: at least those released."""
+        return 0 if self.run is None else max(len(self._wal), self._position)
+
+    def __call__(self, sums: list[Tensor], examples: int) -> list[Tensor]:
+        """The sums of one logical step, with noise, divided by the public divisor."""
+        if self.run is None:
+            self.begin()
+        if not self.remaining:
+            self._past_the_plan()
+        step = self._position
+        indices = self.batches.take(examples) if self.batches is not None else None
+        if self.ledger is not None:
+            if indices is None:
+                raise ParticipationError(
+                    f"step {step}: {examples} gradients of examples that are not known. Take the batches from the "
+                    'loader that make_private returned, or vouch for who takes part: participation="trusted"'
+                )
+            self.ledger.check(step, indices)
+        own = [t.detach().to("cpu", torch.float32).contiguous() for t in sums]
+        # PRIVACY: written down before the row is drawn, so that no row goes out twice with different sums.   [G15]
+        self._wal.record(step, [t.numpy().reshape(-1).view(np.uint8).data for t in own])
+        row = self._stream.next() if self._stream is not None else {}
+        self._position += 1
+        if self.ledger is not None and indices is not None:
+            self.ledger.record(step, indices)
+        noisy = []
+        for name, total in zip(self._shapes, sums, strict=True):
+            out = total.detach().to(torch.promote_types(total.dtype, torch.float32))
+            if name in row:
+                # PRIVACY: added in float32 or better; in bfloat16 small noise would vanish.   [G16]
+                out = out + torch.from_numpy(row[name].reshape(total.shape)).to(out.device)
+            noisy.append(out)
+        return [t / self.divisor for t in self.group.summed(noisy)]
+
+    def _past_the_plan(self) -> None:
+        # PRIVACY: past the plan there is no noise that is accounted for.   [G13]
+        raise HorizonError(
+            f"all {self.mechanism.steps} steps of the plan are done. Nothing was released. Plan for as many steps as "
+            "training takes: make_private(…, epochs=…) or steps=…"
+        )
+
+    # ---- going on ------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; neither key nor noise is in it."""
+        if self.run is None:
+            self.begin()
+        self._wal.sync()
+        return {
+            "run": self.run,
+            "position": self._position,
+            "mechanism": self.mechanism.digest,
+            "world": self.group.world,
+            "ledger": {} if self.ledger is None else self.ledger.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if self.ledger is not None:
+            self.ledger.restore(state["ledger"])
+        self.begin(self.key.check_run(str(state["run"])), int(state["position"]))
+
+
+def row_of(release: Release, step: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Row ``step`` of the noise again, for tests and studies; whoever has the key can do so."""
+    stream = NoiseStream(release.mechanism, key=release.key, run=release.run, shapes=release._shapes, memory="2GB")
+    stream.skip(step)
+    row: dict[str, np.ndarray[Any, Any]] = stream.next()
+    return row

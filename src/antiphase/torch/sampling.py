@@ -1,0 +1,191 @@
+"""Batches in a fixed order, and which examples are in the one at hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+import torch
+from antiphase import _checks as check
+
+
+class FixedOrder(BatchSampler):
+    """Batches of ``batch_size`` examples in the same order in every epoch: shuffled once, or given as ``order``.
+
+    Privacy does not rest on the shuffle. With several processes each takes its part of every batch; nothing is padded
+    and no example comes twice.
+
+    >>> list(FixedOrder(5, 2, shuffle=False))
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        generator: torch.Generator | None = None,
+        order: Sequence[int] | None = None,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        size = check.whole_number("size", size)
+        self.batch_size = check.whole_number("batch_size", batch_size)
+        self.drop_last = bool(drop_last)
+        if order is None:
+            drawn = torch.randperm(size, generator=generator) if shuffle else torch.arange(size)
+            order = drawn.tolist()
+        self.order: NDArray[np.int64] = np.array(order, dtype=np.int64)
+        if sorted(self.order.tolist()) != list(range(size)):
+            raise ValueError(f"order is not an order of the {size} examples: each must come once")
+        if len(self) == 0:
+            raise ValueError(f"batch_size = {batch_size} with drop_last leaves no batch of {size} examples")
+        self._rank, self._world = rank, world
+        self.first = 0  # where the next epoch begins: after a resume, in the middle
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.order), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first, self.first = self.first, 0
+        for i in range(first, len(self)):
+            batch = self.order[i * self.batch_size : (i + 1) * self.batch_size]
+            yield [int(index) for index in batch[self._rank :: self._world]]
+
+
+class Recorded(BatchSampler):
+    """A batch sampler that remembers what it drew, until the training step takes it.
+
+    The sampler runs in the main process, also where workers load the data, so batches and workers are untouched.
+    `PrivateLoader` says which batches were handed over; behind any other loader (a BatchMemoryManager's) the batches
+    are taken in the order drawn.
+    """
+
+    def __init__(self, sampler: Any, batch_size: int) -> None:
+        self.sampler: Any = sampler
+        self.batch_size = batch_size
+        self.drop_last = bool(getattr(sampler, "drop_last", False))
+        self._drawn: deque[list[int]] = deque()
+        self._handed: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._drawn.clear()
+        self._handed.clear()  # batches of an earlier pass that no step used: an evaluation, or a loop that was left
+        for batch in self.sampler:
+            self._drawn.append([int(index) for index in batch])
+            yield batch
+
+    def hand_over(self) -> None:
+        if self._drawn:
+            self._handed.append(self._drawn.popleft())
+
+    def take(self, count: int) -> NDArray[np.int64] | None:
+        """The examples of the step at hand, all that were handed over since the last; None if they are not known.
+
+        ``count`` is how many gradients there are; if there are more than examples, some came from elsewhere.
+        """
+        batches, self._handed = self._handed, []
+        while self._drawn and sum(map(len, batches)) < count:
+            batches.append(self._drawn.popleft())
+        found = np.array([index for batch in batches for index in batch], dtype=np.int64)
+        # PRIVACY: a gradient of an example that nobody drew is one that the ledger would not see.   [G14]
+        return found if len(found) >= count and (batches or not count) else None
+
+
+class PrivateLoader(DataLoader[Any]):
+    """The user's loader with its batches recorded."""
+
+    def __iter__(self) -> Any:
+        recorded = self.batch_sampler
+        for batch in super().__iter__():
+            if isinstance(recorded, Recorded):
+                recorded.hand_over()
+            yield batch
+
+
+def fixed_order_loader(loader: DataLoader[Any], *, rank: int = 0, world: int = 1) -> PrivateLoader:
+    """``loader`` with the same batches in every epoch, and recorded.
+
+    A sampler of the user's is kept, and the ledger watches it; a shuffling loader is shuffled once.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            "data_loader: an IterableDataset has no indices, so who takes part when cannot be checked. Use a dataset "
+            'with indices, or vouch for it: participation="trusted"'
+        )
+    batch_size = public_batch_size(loader)
+    sampler: Any = loader.batch_sampler
+    plain = isinstance(loader.sampler, RandomSampler | SequentialSampler) and type(sampler) is BatchSampler
+    if isinstance(sampler, Recorded):
+        sampler = sampler.sampler
+    elif plain and not (isinstance(loader.sampler, RandomSampler) and loader.sampler.replacement):
+        sampler = FixedOrder(
+            len(loader.dataset),  # type: ignore[arg-type]
+            batch_size,
+            shuffle=isinstance(loader.sampler, RandomSampler),
+            drop_last=loader.drop_last,
+            generator=getattr(loader.sampler, "generator", None) or loader.generator,
+            rank=rank,
+            world=world,
+        )
+    elif world > 1 and not isinstance(sampler, FixedOrder):
+        raise ValueError(
+            "data_loader has a sampler of its own in a distributed run. Hand over an ordinary loader over the whole "
+            "dataset with the batch size of all processes together: each batch is divided among them, without padding"
+        )
+    options: dict[str, Any] = {"prefetch_factor": loader.prefetch_factor} if loader.num_workers else {}
+    return PrivateLoader(
+        loader.dataset,
+        batch_sampler=Recorded(sampler, batch_size),
+        num_workers=loader.num_workers,
+        collate_fn=_Collate(loader),
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        persistent_workers=loader.persistent_workers,
+        **options,
+    )
+
+
+class _Collate:
+    """The loader's own collation; an empty batch has the shapes of an empty selection of the first example's."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._collate, self._dataset = loader.collate_fn, loader.dataset
+
+    def __call__(self, examples: list[Any]) -> Any:
+        if examples:
+            return self._collate(examples)
+        return _emptied(self._collate([self._dataset[0]]))
+
+
+def _emptied(batch: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch[:0]
+    if isinstance(batch, dict):
+        return {name: _emptied(value) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(_emptied(value) for value in batch)
+    return batch
+
+
+def public_batch_size(loader: DataLoader[Any]) -> int:
+    """The number that sums are divided by: never the size of the batch at hand."""
+    sampler: Any = loader.batch_sampler
+    size = loader.batch_size if loader.batch_size is not None else getattr(sampler, "batch_size", None)
+    if size is None:
+        size = max(1, len(loader.dataset) // len(loader))  # type: ignore[arg-type]
+    return int(size)
