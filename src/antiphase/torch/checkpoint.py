@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 import torch
+
 from antiphase import files
 from antiphase.errors import FileFormatError, StateError
 from antiphase.factorization.base import MALFORMED
+from antiphase.torch import distributed
 from antiphase.torch.release import Release
 
 
@@ -43,7 +44,7 @@ def load(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Releas
     try:
         if content["what"] != "checkpoint":
             raise FileFormatError(f"{path}: holds a {content['what']!r}, not a checkpoint")
-        tensors = content["tensors"]
+        tensors = content["tensors"] | {"like": next(filter(distributed.is_shard, module.parameters()), None)}
         state = _unpacked(content["release"], tensors)
         if state["mechanism"] != release.mechanism.digest:
             raise StateError(
@@ -77,6 +78,8 @@ def only_scheduler(more: dict[str, Any]) -> Any:
 
 def _packed(item: Any, tensors: dict[str, Any]) -> Any:
     """``item`` as JSON, with arrays and tensors set aside under a number."""
+    if distributed.is_shard(item):
+        return {"$": "shard", "shape": list(item.shape), "part": _packed(item.to_local(), tensors)}
     if isinstance(item, torch.Tensor | np.ndarray):
         name = str(len(tensors))
         kind = "numpy"
@@ -84,8 +87,8 @@ def _packed(item: Any, tensors: dict[str, Any]) -> Any:
             kind = str(item.dtype).removeprefix("torch.")
             item = item.detach().cpu()
             item = (item.view(torch.int16) if item.dtype is torch.bfloat16 else item).numpy()
-        tensors[name] = np.ascontiguousarray(item).reshape(item.shape)
-        return {"$": "tensor", "name": name, "type": kind}
+        tensors[name] = item
+        return {"$": "tensor", "name": name, "type": kind, "shape": list(item.shape)}
     if isinstance(item, dict):
         return {"$": "dict", "items": [[_packed(k, tensors), _packed(v, tensors)] for k, v in item.items()]}
     if isinstance(item, list | tuple | set):
@@ -110,11 +113,13 @@ def _unpacked(item: Any, tensors: dict[str, Any]) -> Any:
         return item
     kind = item["$"]
     if kind == "tensor":
-        array = tensors[item["name"]]
+        array = tensors[item["name"]].reshape(item["shape"])
         if item["type"] == "numpy":
             return array
         tensor = torch.from_numpy(np.array(array))
         return tensor.view(torch.bfloat16) if item["type"] == "bfloat16" else tensor
+    if kind == "shard":
+        return distributed.as_shard(_unpacked(item["part"], tensors), tensors["like"], item["shape"])
     if kind == "float":
         return float(item["value"])
     if kind == "dict":

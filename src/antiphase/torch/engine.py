@@ -10,11 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 import opacus
 import torch
+from torch import nn
+
 from antiphase import accounting
 from antiphase.design import design
 from antiphase.factorization.base import Factorization
@@ -23,13 +22,13 @@ from antiphase.noise.key import Key
 from antiphase.participation import Participation
 from antiphase.statement import PrivacyStatement
 from antiphase.torch import checkpoint
-from antiphase.torch.distributed import Group
+from antiphase.torch.distributed import Group, plain
 from antiphase.torch.ledger import ParticipationLedger
 from antiphase.torch.optimizer import GhostLoss, PrivateGhostOptimizer, PrivateOptimizer, PrivatePerLayerOptimizer
 from antiphase.torch.plan import Plan, derive
+from antiphase.torch.probe import refuse_mixing
 from antiphase.torch.release import Release
 from antiphase.torch.sampling import FixedOrder, Recorded, fixed_order_loader, public_batch_size
-from torch import nn
 
 OPTIMIZERS: dict[tuple[str, str], Any] = {
     ("hooks", "flat"): PrivateOptimizer,
@@ -37,6 +36,7 @@ OPTIMIZERS: dict[tuple[str, str], Any] = {
     ("functorch", "flat"): PrivateOptimizer,
     ("functorch", "per_layer"): PrivatePerLayerOptimizer,
     ("ghost", "flat"): PrivateGhostOptimizer,
+    ("ghost_fsdp", "flat"): PrivateGhostOptimizer,
 }
 
 
@@ -110,6 +110,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         participation: Participation | str | None = None,
         target_delta: float | None = None,
         memory: str | int = "2GB",
+        probe: bool = True,
         **kwargs: Any,
     ) -> Any:
         """Opacus' ``make_private``, and ``epochs`` or ``steps``, since correlated noise is planned ahead.
@@ -119,7 +120,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
 
         ``scheduler`` (stepped every ``"step"`` or every ``"epoch"``) tells the learning rates ahead.
         ``participation`` replaces fixed epochs, or is ``"trusted"`` where batches have no indices: who takes part
-        when is then the user's word, and the statement says so.
+        when is then the user's word, and the statement says so. ``probe`` looks whether the model mixes examples.
         """
         criterion = nn.CrossEntropyLoss() if criterion is None else criterion
         if self._uses_opacus(poisson_sampling):
@@ -153,11 +154,17 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         )
         mechanism = self._calibrated(plan, max_grad_norm, noise_multiplier=noise_multiplier, delta=target_delta)
         _refuse_foreign_parameters(module, optimizer)
-        group = Group.current() if isinstance(module, DPDDP | DDP) else Group()
+        group = Group.of(module, grad_sample_mode)
         group.require_same("mechanism", mechanism.digest)
-        batch_size = public_batch_size(data_loader)
         trusted = participation == "trusted"
+        # The batch size of all processes together; a loader that is trusted is each process's own.
+        batch_size = public_batch_size(data_loader) * (group.world if trusted else 1)
         loader: Any = data_loader if trusted else fixed_order_loader(data_loader, rank=group.rank, world=group.world)
+        if not trusted:
+            group.share(loader)
+        self.validate(module=module, optimizer=None, data_loader=None)
+        if probe:
+            refuse_mixing(module, data_loader)
         wrapped = self._prepare_model(
             module,
             batch_first=batch_first,
@@ -185,10 +192,11 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
             group=group,
             memory=memory,
         )
+        group.require_same("tensors and batches", [*release._shapes.items(), release.divisor])
         private.attach(release)
         self.plan, self._mechanism, self._release, self._trusted = plan, mechanism, release, trusted
         self.accountant = PlanAccountant(self)
-        if grad_sample_mode == "ghost":
+        if grad_sample_mode in ("ghost", "ghost_fsdp"):
             return wrapped, private, GhostLoss(wrapped, private, criterion, loss_reduction), loader
         return wrapped, private, loader
 
@@ -381,6 +389,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
 
     def _agreed_key(self, group: Group) -> Key:
         if self.key is None:
+            group.require_same("key", None)
             if group.world > 1:
                 raise ValueError("key = None: several processes need the same key; give key=Key.load(path) to each")
             self.key = Key.generate()
@@ -420,7 +429,7 @@ def _refuse_foreign_parameters(module: nn.Module, optimizer: Any) -> None:
 
 def _named_shapes(module: nn.Module, params: list[torch.Tensor]) -> dict[str, tuple[int, ...]]:
     """The tensors in the optimizer's order, by their names in the model; noise belongs to a name."""
-    names = {id(p): name for name, p in module.named_parameters()}
+    names = {id(p): name for name, p in plain(module).named_parameters()}
     return {names[id(p)]: tuple(p.shape) or (1,) for p in params}
 
 

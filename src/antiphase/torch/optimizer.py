@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping, DPTensorFastGradientClipping
 
-import torch
 from antiphase.errors import BypassError
 from antiphase.torch.release import Release
 
@@ -212,7 +212,7 @@ class _GhostTensor(DPTensorFastGradientClipping):  # type: ignore[misc]
             p.grad = None
         norms = self.module.get_norm_sample() if len(losses) else losses.detach()
         good = torch.isfinite(norms) & torch.isfinite(losses.detach().to(norms.device))
-        if not good.all():
+        if optimizer.release.group.any(not bool(good.all())):
             self._again(good)
             return
         optimizer.examples += len(losses)
@@ -239,7 +239,7 @@ class _GhostTensor(DPTensorFastGradientClipping):  # type: ignore[misc]
                 return {name: select(part) for name, part in item.items()}
             return item
 
-        if bad == size:
+        if bad == size and not optimizer.release.group.sharded:  # shards: all processes make the same passes
             for p in optimizer.params:
                 p.grad = torch.zeros_like(p)
             optimizer.pending = True

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 import torch
+
 from antiphase.errors import HorizonError, ParticipationError
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
@@ -42,9 +42,8 @@ class Release:
         self.mechanism, self.key, self.divisor = mechanism, key, divisor
         self.batches, self.ledger, self.group = batches, ledger, group
         self._shapes, self._memory = shapes, memory
-        self._owned = group.owned(shapes)
         self.run: str | None = None
-        self._stream: NoiseStream | None = None
+        self._stream: NoiseStream | distributed.ShardedNoise | None = None
         self._position = 0
 
     @property
@@ -63,16 +62,16 @@ class Release:
             run = self.group.agreed(self.key.start_run(self.mechanism.digest) if self.group.rank == 0 else None)
         self.run = run
         self._wal = WriteAheadLedger(self.key, run, self.group.rank, first)
+        self._drawn_before = self.group.largest(len(self._wal))  # by any process: one may have died a step earlier
         self._position = position
-        self._stream = None
-        if self._owned:
-            self._stream = NoiseStream(self.mechanism, key=self.key, run=run, shapes=self._owned, memory=self._memory)
+        self._stream = self.group.noise(self.mechanism, self.key, run, self._shapes, self._memory)
+        if self._stream is not None:
             self._stream.skip(position)
 
     @property
     def drawn(self) -> int:
         """How many rows of this run have been drawn, or were about to be: at least those released."""
-        return 0 if self.run is None else max(len(self._wal), self._position)
+        return 0 if self.run is None else max(len(self._wal), self._drawn_before, self._position)
 
     def __call__(self, sums: list[Tensor], examples: int) -> list[Tensor]:
         """The sums of one logical step, with noise, divided by the public divisor."""
@@ -89,7 +88,8 @@ class Release:
                     'loader that make_private returned, or vouch for who takes part: participation="trusted"'
                 )
             self.ledger.check(step, indices)
-        own = [t.detach().to("cpu", torch.float32).contiguous() for t in sums]
+        parts = [self.group.part(t.detach()) for t in sums]
+        own = [t.to("cpu", torch.float32).contiguous() for t in parts]
         # PRIVACY: written down before the row is drawn, so that no row goes out twice with different sums.   [G15]
         self._wal.record(step, [t.numpy().reshape(-1).view(np.uint8).data for t in own])
         row = self._stream.next() if self._stream is not None else {}
@@ -97,13 +97,13 @@ class Release:
         if self.ledger is not None and indices is not None:
             self.ledger.record(step, indices)
         noisy = []
-        for name, total in zip(self._shapes, sums, strict=True):
-            out = total.detach().to(torch.promote_types(total.dtype, torch.float32))
+        for name, total in zip(self._shapes, parts, strict=True):
+            out = total.to(torch.promote_types(total.dtype, torch.float32))
             if name in row:
                 # PRIVACY: added in float32 or better; in bfloat16 small noise would vanish.   [G16]
                 out = out + torch.from_numpy(row[name].reshape(total.shape)).to(out.device)
             noisy.append(out)
-        return [t / self.divisor for t in self.group.summed(noisy)]
+        return [t / self.divisor for t in self.group.summed(noisy, sums)]
 
     def _past_the_plan(self) -> None:
         # PRIVACY: past the plan there is no noise that is accounted for.   [G13]
@@ -128,6 +128,8 @@ class Release:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        # PRIVACY: rows of different steps, or runs, are together no row of the noise.   [G17]
+        self.group.require_same("checkpoint", f"run {state['run']}, step {state['position']}")
         if self.ledger is not None:
             self.ledger.restore(state["ledger"])
         self.begin(self.key.check_run(str(state["run"])), int(state["position"]))

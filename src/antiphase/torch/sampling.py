@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-import torch
 from antiphase import _checks as check
 
 
@@ -154,10 +154,15 @@ def fixed_order_loader(loader: DataLoader[Any], *, rank: int = 0, world: int = 1
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
+        generator=loader.generator or _own_generator(),
         persistent_workers=loader.persistent_workers,
         **options,
     )
+
+
+def _own_generator() -> torch.Generator:
+    """For the seeds of workers. From the global generator they would shift dropout masks after a resume."""
+    return torch.Generator().manual_seed(torch.initial_seed() & (2**63 - 1))
 
 
 class _Collate:

@@ -1,0 +1,107 @@
+"""A small private training that most tests start from."""
+
+import itertools
+import warnings
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import antiphase as ap
+from antiphase.torch import PrivacyEngine
+
+warnings.filterwarnings("ignore", message="Full backward hook is firing")
+
+
+def data(size=60, width=5, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(size, width, generator=generator)
+    return TensorDataset(X, (X[:, 0] > 0).long())
+
+
+def small_model(width=5, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(width, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+class Training:
+    """Everything that make_private returned, and the loop."""
+
+    def __init__(
+        self,
+        mechanism="dp-mf",
+        *,
+        dataset=None,
+        model=None,
+        optimizer=None,
+        batch_size=12,
+        shuffle=True,
+        epochs=3,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        key=None,
+        mode="hooks",
+        design=None,
+        criterion=None,
+        run="ab" * 16,
+        **options,
+    ):
+        self.dataset = data() if dataset is None else dataset
+        self.model = small_model() if model is None else model
+        make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+        self.inner = make(self.model.parameters())
+        self.scheduler = options.get("scheduler")
+        if callable(self.scheduler):
+            self.scheduler = options["scheduler"] = self.scheduler(self.inner)
+        loader = DataLoader(
+            self.dataset, batch_size=batch_size, shuffle=shuffle, generator=torch.Generator().manual_seed(7)
+        )
+        self.engine = PrivacyEngine(mechanism=mechanism, key=key or ap.Key.insecure(1), **(design or {}))
+        self.criterion = criterion or nn.CrossEntropyLoss()
+        made = self.engine.make_private(
+            module=self.model,
+            optimizer=self.inner,
+            criterion=self.criterion,
+            data_loader=loader,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            grad_sample_mode=mode,
+            epochs=None if options.get("steps") else epochs,
+            target_delta=1e-5,
+            **options,
+        )
+        self.module, self.optimizer = made[:2]
+        self.loader = made[-1]
+        if mode == "ghost":
+            self.criterion = made[2]
+        self.epochs = epochs
+        self._batches = None
+        if run is not None:
+            self.release.begin(run)
+
+    def step(self, batch):
+        inputs, targets = batch
+        self.optimizer.zero_grad()
+        self.criterion(self.module(inputs), targets).backward()
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def batches(self):
+        for _ in range(self.engine.completed_epochs, self.epochs):
+            yield from self.loader
+
+    def run(self, steps=None):
+        """Go on for so many steps, or to the end."""
+        if self._batches is None:
+            self._batches = self.batches()
+        for batch in itertools.islice(self._batches, steps):
+            self.step(batch)
+        return self
+
+    @property
+    def release(self):
+        return self.optimizer.release
+
+    def weights(self):
+        return torch.cat([p.detach().flatten() for p in self.model.parameters()])

@@ -1,0 +1,203 @@
+"""Going on after a stop: bit for bit, with the same ε, or not at all."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import antiphase as ap
+from antiphase.errors import AntiphaseError, FileFormatError, HorizonError, ReplayError, StateError
+from tests.torch.setting import Training, data
+
+COSINE = {
+    "optimizer": lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9),
+    "scheduler": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 15),
+}
+
+
+@pytest.fixture
+def key(tmp_path):
+    key = ap.Key.generate()
+    key.save(tmp_path / "key")
+    return key
+
+
+def dropout():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 2))
+
+
+def training(key, **options):
+    return Training(key=key, run=None, model=dropout(), **{**COSINE, **options})
+
+
+def save(t, path):
+    t.engine.save_checkpoint(path=path, module=t.module, optimizer=t.optimizer, scheduler=t.scheduler)
+
+
+def load(t, path, **options):
+    t.engine.load_checkpoint(path=path, module=t.module, optimizer=t.optimizer, scheduler=t.scheduler, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", ["dp-mf", "dp-mf+", "tree", "sqrt-toeplitz"])
+@pytest.mark.parametrize("stop", [1, 5, 8, 14])
+def test_a_run_goes_on_bit_for_bit(key, tmp_path, mechanism, stop):
+    whole = training(key, mechanism=mechanism)
+    whole.run(stop)
+    save(whole, tmp_path / "checkpoint")
+    whole.run()
+    torch.manual_seed(99)  # whatever happens in between
+    again = training(ap.Key.load(tmp_path / "key"), mechanism=mechanism)
+    load(again, tmp_path / "checkpoint")
+    assert again.release.position == stop
+    again.run()
+    assert again.engine.remaining_steps == 0
+    assert torch.equal(whole.weights(), again.weights())
+    assert whole.engine.get_epsilon(1e-5) == again.engine.get_epsilon(1e-5)
+    assert again.release.drawn == 15, "each step once"
+    with pytest.raises(HorizonError):
+        again.step(next(iter(again.loader)))
+
+
+def test_a_fork_of_a_checkpoint_is_refused(key, tmp_path):
+    first = training(key)
+    first.run(4)
+    save(first, tmp_path / "checkpoint")
+    first.run(2)
+    before = first.release.drawn
+    fork = training(key)
+    load(fork, tmp_path / "checkpoint")
+    with torch.no_grad():
+        next(fork.model.parameters()).mul_(1.5)  # as after another learning rate
+    weights = fork.weights()
+    with pytest.raises(ReplayError, match="released before"):
+        fork.run(1)
+    assert torch.equal(weights, fork.weights())
+    assert fork.release.drawn == before
+
+
+def test_changed_data_are_refused(key, tmp_path):
+    first = training(key, shuffle=False)
+    save(first, tmp_path / "checkpoint")
+    first.run(3)
+    changed = data()
+    changed.tensors[0][4] += 1
+    other = training(key, shuffle=False, dataset=changed)
+    load(other, tmp_path / "checkpoint")
+    with pytest.raises(ReplayError, match="fresh_noise"):
+        other.run(3)
+
+
+def test_fresh_noise_is_a_second_release(key, tmp_path):
+    first = training(key)
+    first.run(4)
+    save(first, tmp_path / "checkpoint")
+    first.run(3)
+    once = first.engine.get_epsilon(1e-5)
+    second = training(key)
+    load(second, tmp_path / "checkpoint", fresh_noise=True)
+    with torch.no_grad():
+        next(second.model.parameters()).mul_(1.5)
+    second.run()
+    assert second.engine.remaining_steps == 0
+    both = second.engine.get_epsilon(1e-5)
+    f = second.engine.mechanism.factorization
+    ratio = 1 / np.sqrt(1 + (f.sensitivity_of(7) / f.sensitivity) ** 2)
+    expected = ap.calibrate(f, noise_multiplier=ratio).epsilon(1e-5)
+    assert once < both
+    assert both == pytest.approx(expected, rel=1e-9)
+    assert "given up" in str(second.engine.statement()).replace("\n", " ")
+    assert second.engine.statement().epsilon == both
+    save(second, tmp_path / "later")
+    third = training(key)
+    load(third, tmp_path / "later")
+    assert third.engine.get_epsilon(1e-5) == both, "what was given up is not forgotten"
+
+
+def test_two_runs_under_one_key_differ(key):
+    a, b = training(key), training(key)
+    a.run(1)
+    b.run(1)
+    assert a.release.run != b.release.run
+    assert not (a.weights() == b.weights()).any()
+
+
+def test_another_mechanism_and_another_world_are_refused(key, tmp_path):
+    first = training(key)
+    first.run(2)
+    save(first, tmp_path / "checkpoint")
+    other = training(key, noise_multiplier=2.0)
+    before = other.weights()
+    with pytest.raises(StateError, match="same arguments"):
+        load(other, tmp_path / "checkpoint")
+    assert torch.equal(before, other.weights())
+    stranger = training(ap.Key.insecure(5))
+    load(stranger, tmp_path / "checkpoint")  # a key without a file cannot know its runs; its noise is another
+    foreign = ap.Key.generate()
+    foreign.save(tmp_path / "foreign")
+    with pytest.raises(AntiphaseError, match="another key"):
+        load(training(foreign), tmp_path / "checkpoint")
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_changes_nothing(key, tmp_path):
+    first = training(key)
+    first.run(2)
+    path = tmp_path / "checkpoint"
+    save(first, path)
+    data_, rng = bytearray(path.read_bytes()), np.random.default_rng(1)
+    target = training(key)
+    before = target.weights()
+    for place in rng.choice(8 * len(data_), 1000, replace=False):
+        data_[place // 8] ^= 1 << place % 8
+        (tmp_path / "bad").write_bytes(data_)
+        with pytest.raises(FileFormatError):
+            load(target, tmp_path / "bad")
+        data_[place // 8] ^= 1 << place % 8
+    assert torch.equal(before, target.weights())
+
+    class Payload:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    (tmp_path / "pickled").write_bytes(pickle.dumps(Payload()))
+    with pytest.raises(FileFormatError):
+        load(target, tmp_path / "pickled")
+    assert not (tmp_path / "ran").exists()
+    first.engine.mechanism.save(tmp_path / "m")
+    with pytest.raises(FileFormatError, match="not a checkpoint"):
+        load(target, tmp_path / "m")
+
+
+def test_neither_key_nor_noise_is_in_a_checkpoint(key, tmp_path):
+    first = training(key)
+    first.run(3)
+    save(first, tmp_path / "checkpoint")
+    content = (tmp_path / "checkpoint").read_bytes()
+    secret = key._Key__secret
+    assert secret not in content
+    assert secret.hex().encode() not in content
+    from antiphase.torch.release import row_of
+
+    for step in range(3):
+        for array in row_of(first.release, step).values():
+            assert array.tobytes()[:8] not in content
+
+
+def test_optimizer_state_of_every_kind_survives(key, tmp_path):
+    options = {"optimizer": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True), "scheduler": None}
+    with pytest.warns(UserWarning, match="heuristic"):
+        first = training(key, **options)
+    first.run(4)
+    save(first, tmp_path / "checkpoint")
+    with pytest.warns(UserWarning, match="heuristic"):
+        again = training(key, **options)
+    load(again, tmp_path / "checkpoint")
+    for a, b in zip(first.inner.state.values(), again.inner.state.values(), strict=True):
+        for name in a:
+            assert torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name]))
+    with pytest.raises(TypeError, match="noise_scheduler"):
+        first.engine.save_checkpoint(path=tmp_path / "x", module=first.module, noise_scheduler=object())

@@ -1,0 +1,523 @@
+"""The private step and its engine, in small."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import antiphase as ap
+from antiphase.errors import BypassError, HorizonError, ParticipationError
+from antiphase.torch import FixedOrder, PrivacyEngine
+from antiphase.torch.optimizer import clip_factors, example_norms, weighted_sum
+from antiphase.torch.plan import derive, learning_rates
+from antiphase.torch.probe import MixingError, refuse_mixing
+from antiphase.torch.release import row_of
+from tests.torch.setting import Training, data, small_model
+
+MODES = ["hooks", "functorch", "ghost"]
+
+
+def released(training, batch):
+    """What one step hands to the inner optimizer, times the divisor: the noisy sum."""
+    training.step(batch)
+    return torch.cat([p.grad.flatten() for p in training.optimizer.params]) * training.release.divisor
+
+
+def noise(training, step):
+    row = row_of(training.release, step)
+    return torch.cat([torch.from_numpy(row[name]).flatten() for name in training.release._shapes])
+
+
+def naive_sum(model, batch, clip):
+    """Example by example, with autograd."""
+    inputs, targets = batch
+    total = None
+    for x, y in zip(inputs, targets, strict=True):
+        loss = nn.functional.cross_entropy(model(x[None]), y[None])
+        g = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+        g = g * min(1.0, clip / float(g.double().norm()))
+        total = g if total is None else total + g
+    return total
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_released_is_the_clipped_sum_and_a_row_of_noise(mode):
+    training = Training(mode=mode, max_grad_norm=0.3)
+    for step, batch in enumerate(training.loader):
+        twin = small_model()
+        twin.load_state_dict(training.model.state_dict())
+        expected = naive_sum(twin, batch, 0.3)
+        found = released(training, batch)
+        torch.testing.assert_close(found, expected + noise(training, step), atol=2e-5, rtol=1e-5)
+        if step == 2:
+            break
+    assert training.engine.remaining_steps == 12
+
+
+def test_per_layer_clipping_has_the_norm_of_all_its_norms():
+    norms = [0.1, 0.2, 0.3, 0.4]
+    training = Training(clipping="per_layer", max_grad_norm=norms)
+    assert training.engine.mechanism.clip_norm == pytest.approx(np.linalg.norm(norms))
+    batch = next(iter(training.loader))
+    twin = small_model()
+    twin.load_state_dict(training.model.state_dict())
+    found = released(training, batch) - noise(training, 0)
+    expected = []
+    for p_index, norm in enumerate(norms):
+        total = 0.0
+        for x, y in zip(*batch, strict=True):
+            loss = nn.functional.cross_entropy(twin(x[None]), y[None])
+            g = torch.autograd.grad(loss, list(twin.parameters()))[p_index]
+            total = total + g * min(1.0, norm / float(g.norm()))
+        expected.append(total.flatten())
+    torch.testing.assert_close(found, torch.cat(expected), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_inner_optimizer_does_not_step_alone(mode):
+    training = Training(mode=mode)
+    training.run(2)
+    before = training.weights()
+    with pytest.raises(BypassError, match="stepped directly"):
+        training.inner.step()
+    assert torch.equal(before, training.weights())
+    with pytest.raises(BypassError):
+        training.optimizer.add_noise()
+
+
+def test_past_the_plan_nothing_moves():
+    training = Training(epochs=1)
+    training.run()
+    assert training.engine.remaining_steps == 0
+    before = training.weights()
+    with pytest.raises(HorizonError, match="all 5 steps"):
+        training.step(next(iter(training.loader)))
+    assert torch.equal(before, training.weights())
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
+def test_examples_that_are_not_finite_contribute_nothing(mode, value):
+    """Not finite, or so large that float32 norms overflow: at most the clip norm."""
+    dataset = data()
+    inputs = dataset.tensors[0].clone()
+    inputs[5] = value
+    bad = TensorDataset(inputs, dataset.tensors[1])
+    one, other = (Training(dataset=d, mode=mode, shuffle=False, max_grad_norm=0.5) for d in (bad, dataset))
+    other.release.key, batch = one.release.key, next(iter(other.loader))
+    torn = next(iter(one.loader))
+    first = released(one, torn) - noise(one, 0)
+    second = released(other, batch) - noise(other, 0)
+    assert torch.isfinite(first).all()
+    assert float((first - second).norm()) <= 1.0 * 0.5 * 2 * (1 + 1e-5)
+    if not np.isfinite(value):
+        kept = [i for i in range(12) if i != 5]
+        twin = small_model()
+        expected = naive_sum(twin, (batch[0][kept], batch[1][kept]), 0.5)
+        torch.testing.assert_close(first, expected, atol=2e-5, rtol=1e-5)
+        assert one.optimizer.bad_examples == 1
+
+
+def test_a_batch_of_nothing_is_a_row_of_noise():
+    order = [[0, 1, 2], [], [3, 4, 5]]
+    dataset = data(6)
+    loader = DataLoader(dataset, batch_sampler=order)
+    for mode in ("hooks", "ghost"):
+        model = small_model()
+        engine = PrivacyEngine(mechanism="dp-mf", key=ap.Key.insecure(3))
+        made = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=loader,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            grad_sample_mode=mode,
+            epochs=1,
+        )
+        module, optimizer = made[:2]
+        criterion = made[2] if mode == "ghost" else nn.CrossEntropyLoss(reduction="sum")
+        for step, (inputs, targets) in enumerate(made[-1]):
+            assert len(inputs) == len(order[step])
+            optimizer.zero_grad()
+            criterion(module(inputs), targets).backward()
+            optimizer.step()
+            if not len(inputs):
+                found = torch.cat([p.grad.flatten() for p in optimizer.params]) * optimizer.release.divisor
+                row = row_of(optimizer.release, step)
+                expected = torch.cat([torch.from_numpy(r).flatten() for r in row.values()])
+                torch.testing.assert_close(found, expected)
+        assert engine.remaining_steps == 0
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_microbatches_are_one_step(mode):
+    """A memory manager's pieces of 1, 7, 64 or all at once: the same sums, one row a step, the same weights."""
+    ends = {}
+    for most in (1, 7, 64, 12):
+        training = Training(mode=mode, epochs=1)
+        with BatchMemoryManager(
+            data_loader=training.loader, max_physical_batch_size=most, optimizer=training.optimizer
+        ) as loader:
+            for batch in loader:
+                training.step(batch)
+        assert training.engine.remaining_steps == 0
+        ends[most] = training.weights()
+    for most in (1, 7, 64):
+        torch.testing.assert_close(ends[most], ends[12], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_gradient_accumulation_uses_one_row_a_logical_step(mode):
+    ends = []
+    for accumulation, size in ((1, 12), (2, 6), (4, 3)):
+        training = Training(mode=mode, batch_size=size, epochs=1, gradient_accumulation_steps=accumulation)
+        training.optimizer.zero_grad()
+        for i, (inputs, targets) in enumerate(training.loader):
+            training.criterion(training.module(inputs), targets).backward()
+            if (i + 1) % accumulation == 0:
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+        assert training.engine.remaining_steps == 0
+        assert training.release.divisor == 12
+        ends.append(training.weights())
+    for end in ends[1:]:
+        torch.testing.assert_close(end, ends[0], atol=1e-6, rtol=1e-6)
+
+
+def test_accumulating_more_than_planned_is_noticed():
+    training = Training(batch_size=6, epochs=2)
+
+    def every_other():
+        training.optimizer.zero_grad()
+        for i, (inputs, targets) in enumerate(batch for _ in range(2) for batch in training.loader):
+            training.criterion(training.module(inputs), targets).backward()
+            if i % 2:
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+
+    with pytest.raises(ParticipationError, match="another place"):
+        every_other()
+
+
+def test_noise_is_added_in_float32_whatever_the_model_is():
+    """In bfloat16 a noise of 1e-4 on a gradient of 1 would be rounded away."""
+    training = Training(model=small_model(), noise_multiplier=1e-4)
+    shapes = training.release._shapes
+    sums = [torch.ones(shape, dtype=torch.bfloat16) for shape in shapes.values()]
+    training.release.batches, training.release.ledger = None, None
+    rows = [training.release(sums, 1) for _ in range(15)]
+    noisy = torch.stack([torch.cat([t.flatten() for t in row]) for row in rows])
+    assert noisy.dtype is torch.float32
+    found = noisy * training.release.divisor - 1
+    f = training.engine.mechanism.factorization
+    expected = 1e-4 * torch.from_numpy(np.sqrt(np.square(f.noising()).sum(axis=1)))
+    assert float(found.norm() / (expected.norm() * np.sqrt(found.shape[1]))) == pytest.approx(1, abs=0.1)
+
+
+def test_bfloat16_models_get_their_own_type_last():
+    training = Training(model=small_model().to(torch.bfloat16), dataset=bfloat(data()))
+    training.run(2)
+    assert all(p.grad.dtype is torch.bfloat16 for p in training.optimizer.params)
+    assert all(p.summed_grad.dtype is torch.float32 for p in training.optimizer.params)
+
+
+def bfloat(dataset):
+    return TensorDataset(dataset.tensors[0].to(torch.bfloat16), dataset.tensors[1])
+
+
+# ---- what is derived ---------------------------------------------------------------------------------------
+
+
+def test_the_plan_follows_the_script():
+    model = small_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, nesterov=True, weight_decay=1e-3)
+    plan = derive(sgd, 10, epochs=3, steps=None)
+    assert (plan.steps, plan.every, plan.notes) == (30, 10, ())
+    assert plan.workload.nesterov
+    assert (plan.workload.momentum, plan.workload.weight_decay) == (0.9, 1e-3)
+    assert plan.participation.describe() == "3 epochs of 10 steps"
+    assert derive(sgd, 10, epochs=1, steps=None).participation.describe() == "once"
+    assert derive(sgd, 10, epochs=None, steps=25).participation.describe() == "3 epochs of 10 steps"
+    with pytest.raises(TypeError, match="planned ahead"):
+        derive(sgd, 10, epochs=None, steps=None)
+
+
+@pytest.mark.parametrize("every", ["step", "epoch"])
+def test_a_scheduler_is_read_ahead_without_a_trace(every):
+    schedulers = torch.optim.lr_scheduler
+    makers = [
+        lambda o: schedulers.CosineAnnealingLR(o, 30),
+        lambda o: schedulers.LambdaLR(o, lambda t: 1 / (1 + t)),
+        lambda o: schedulers.SequentialLR(
+            o, [schedulers.LinearLR(o, 0.1, total_iters=5), schedulers.ExponentialLR(o, 0.9)], [5]
+        ),
+        lambda o: schedulers.OneCycleLR(o, 1.0, total_steps=30),
+    ]
+    for make in makers:
+        optimizer = torch.optim.SGD(small_model().parameters(), lr=0.5, momentum=0.9)
+        scheduler = make(optimizer)
+        before = repr(scheduler.state_dict()), repr(optimizer.state_dict())
+        ahead = learning_rates(optimizer, scheduler, 30, every, 10)
+        assert (repr(scheduler.state_dict()), repr(optimizer.state_dict())) == before
+        real = []
+        for t in range(30):
+            real.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            if every == "step" or (t + 1) % 10 == 0:
+                scheduler.step()
+        np.testing.assert_allclose(ahead, real)
+    plateau = schedulers.ReduceLROnPlateau(optimizer)
+    with pytest.raises(ValueError, match="not known ahead"):
+        learning_rates(optimizer, plateau, 5, every, 1)
+
+
+def test_other_optimizers_are_noted():
+    with pytest.warns(UserWarning, match="privacy is exact"):
+        training = Training(optimizer=lambda p: torch.optim.Adam(p, lr=0.01), epochs=1)
+    training.run()
+    assert training.engine.remaining_steps == 0
+    groups = lambda p: torch.optim.SGD([{"params": [q], "momentum": 0.1 * i} for i, q in enumerate(p)], lr=0.1)  # noqa: E731
+    with pytest.warns(UserWarning, match="first group"):
+        Training(optimizer=groups, epochs=1)
+
+
+@pytest.mark.slow
+def test_mechanisms_by_name_object_and_file(tmp_path):
+    f = ap.design("tree", steps=15, epochs=3)
+    m = ap.calibrate(f, noise_multiplier=1.0)
+    f.save(tmp_path / "f.antiphase")
+    m.save(tmp_path / "m.antiphase")
+    ends = []
+    for mechanism in ("tree", f, m, tmp_path / "f.antiphase", str(tmp_path / "m.antiphase")):
+        training = Training(mechanism)
+        assert training.engine.mechanism.factorization.name == "tree"
+        training.run()
+        ends.append(training.engine.get_epsilon(1e-5))
+    assert len(set(ends)) == 1
+    for name in ap.names():
+        if name not in ("dp-sgd", "optimal", "curvature", "damped"):  # these need options, or are Opacus' own
+            Training(name, epochs=2).run(3)
+    Training("damped", design={"rho": 0.9}).run(2)
+    with pytest.raises(ValueError, match="for 15 steps, and training has 10"):
+        Training(f, epochs=2)
+    with pytest.raises(ValueError, match="the mechanism has"):
+        Training(m, noise_multiplier=2.0)
+    with pytest.raises(TypeError, match="made already"):
+        PrivacyEngine(mechanism=f, tau=3)
+
+
+def test_what_is_not_covered_is_refused():
+    with pytest.raises(ValueError, match="fixed order"):
+        Training(poisson_sampling=True)
+    with pytest.raises(ValueError, match="secret key"):
+        Training(noise_generator=torch.Generator())
+    with pytest.raises(ValueError, match="secret key"):
+        PrivacyEngine(secure_mode=True)
+    with pytest.raises(ValueError, match="adaptive"):
+        Training(clipping="adaptive")
+    with pytest.raises(ValueError, match="is not there"):
+        Training(mode="ghost", clipping="per_layer", max_grad_norm=[1.0] * 4)
+    with pytest.raises(TypeError, match="no such option"):
+        Training(target_unclipped_quantile=0.5)
+    with pytest.raises(TypeError, match="planned ahead"):
+        Training(epochs=None)
+    with pytest.raises(TypeError, match="noise_multiplier"):
+        Training(noise_multiplier=None)
+    with pytest.raises(ValueError, match="call make_private"):
+        PrivacyEngine().remaining_steps  # noqa: B018
+    other = torch.optim.SGD(small_model().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="different than optimizer"):
+        Training(optimizer=lambda _: other)
+
+
+def test_layers_that_mix_examples_are_refused():
+    norm = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    with pytest.raises(Exception, match="BatchNorm"):
+        Training(model=norm)
+    Training(model=nn.Sequential(nn.Linear(5, 6), nn.GroupNorm(2, 6), nn.Linear(6, 2))).run(2)
+
+    class Centred(nn.Module):
+        def forward(self, x):
+            return x - x.mean(dim=0)
+
+    with pytest.raises(MixingError, match="mixes examples"):
+        Training(model=nn.Sequential(nn.Linear(5, 6), Centred(), nn.Linear(6, 2)))
+    embedding = nn.Sequential(nn.Embedding(4, 3), nn.Flatten(), nn.Linear(6, 2))
+    tokens = TensorDataset(torch.tensor([[0, 1], [2, 3]]), torch.tensor([0, 1]))
+    assert refuse_mixing(embedding, DataLoader(tokens))
+    with pytest.raises(MixingError):
+        refuse_mixing(nn.Sequential(nn.Embedding(4, 3), Centred(), nn.Flatten(), nn.Linear(6, 2)), DataLoader(tokens))
+    assert not refuse_mixing(nn.Bilinear(2, 2, 1), DataLoader(tokens)), "a model of two inputs cannot be probed"
+
+
+# ---- batches -----------------------------------------------------------------------------------------------
+
+
+def test_the_order_is_the_same_in_every_epoch_with_workers_too():
+    dataset = TensorDataset(torch.arange(20).float()[:, None], torch.zeros(20).long())
+    for workers in (0, 2):
+        loader = DataLoader(dataset, batch_size=6, shuffle=True, num_workers=workers)
+        model = nn.Linear(1, 2)
+        _, optimizer, private = PrivacyEngine(mechanism="dp-mf").make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=loader,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            epochs=2,
+        )
+        epochs = [[tuple(x[:, 0].tolist()) for x, _ in private] for _ in range(2)]
+        assert epochs[0] == epochs[1]
+        assert sorted(i for batch in epochs[0] for i in batch) == list(range(20))
+        assert epochs[0] != [tuple(range(i, min(i + 6, 20))) for i in range(0, 20, 6)]
+        assert [len(b) for b in epochs[0]] == [6, 6, 6, 2]
+        assert optimizer.release.divisor == 6
+
+
+def test_parts_of_a_batch_are_disjoint_and_complete():
+    for world in (1, 2, 4):
+        parts = [
+            list(FixedOrder(22, 8, generator=torch.Generator().manual_seed(1), rank=r, world=world))
+            for r in range(world)
+        ]
+        for i, whole in enumerate(FixedOrder(22, 8, generator=torch.Generator().manual_seed(1))):
+            assert sorted(index for part in parts for index in part[i]) == sorted(whole)
+    assert len(FixedOrder(22, 8, drop_last=True)) == 2
+    with pytest.raises(ValueError, match="each must come once"):
+        FixedOrder(3, 1, order=[0, 1, 1])
+
+
+def test_a_sampler_that_reshuffles_is_noticed_and_told_what_to_do():
+    class Reshuffled(torch.utils.data.Sampler):
+        def __len__(self):
+            return 60
+
+        def __iter__(self):
+            yield from torch.randperm(60).tolist()
+
+    loader = DataLoader(data(), batch_size=12, sampler=Reshuffled())
+    model = small_model()
+    arguments = {
+        "module": model,
+        "data_loader": loader,
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 1.0,
+        "epochs": 2,
+    }
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    module, optimizer, private = PrivacyEngine(mechanism="dp-mf").make_private(optimizer=sgd, **arguments)
+
+    def epoch():
+        for inputs, targets in private:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(inputs), targets).backward()
+            optimizer.step()
+
+    epoch()
+    with pytest.raises(ParticipationError, match="min_separation"):
+        epoch()
+    assert optimizer.release.position == 5, "the first epoch, and nothing of the second"
+
+
+def test_gradients_of_unknown_examples_are_refused_unless_the_user_vouches():
+    training = Training()
+    batch = [t[:12] for t in training.dataset.tensors]
+    with pytest.raises(ParticipationError, match="not known"):
+        training.step(batch)
+    assert training.release.position == 0
+    trusted = Training(participation="trusted")
+    trusted.step(batch)
+    assert "on the user's word" in str(trusted.engine.statement()).replace("\n", " ")
+    assert "on the user's word" not in str(training.engine.statement()).replace("\n", " ")
+
+
+def test_an_example_twice_in_a_step_is_refused():
+    loader = DataLoader(data(6), batch_sampler=[[0, 1, 1], [2, 3, 4]])
+    model = small_model()
+    module, optimizer, private = PrivacyEngine(mechanism="dp-mf").make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        epochs=1,
+    )
+    inputs, targets = next(iter(private))
+    nn.functional.cross_entropy(module(inputs), targets).backward()
+    with pytest.raises(ParticipationError, match="twice"):
+        optimizer.step()
+
+
+# ---- epsilon and statements --------------------------------------------------------------------------------
+
+
+def test_epsilon_is_of_the_plan_and_spent_is_of_what_was_released():
+    training = Training()
+    whole = training.engine.get_epsilon(1e-5)
+    assert training.engine.get_epsilon(1e-5, spent=True) == 0
+    training.run(5)
+    part = training.engine.get_epsilon(1e-5, spent=True)
+    assert 0 < part <= whole
+    training.run()
+    assert training.engine.get_epsilon(1e-5, spent=True) == pytest.approx(whole)
+    assert training.engine.accountant.get_epsilon(delta=1e-5) == whole
+    assert len(training.engine.accountant) == 15
+
+
+def test_a_target_is_met():
+    model = small_model()
+    engine = PrivacyEngine(mechanism="dp-mf+", tau=5)
+    engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data(), batch_size=12),
+        target_epsilon=3.0,
+        target_delta=1e-5,
+        epochs=4,
+        max_grad_norm=1.0,
+    )
+    assert 2.99 < engine.get_epsilon(1e-5) <= 3.0
+    assert engine.mechanism.factorization.objective.tau == 5
+
+
+def test_opacus_own_engine_remains():
+    model = small_model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine = PrivacyEngine(mechanism="dp-sgd")
+        module, optimizer, loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(data(), batch_size=12),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+        assert type(optimizer).__module__.startswith("opacus.")
+        assert type(loader).__name__ == "DPDataLoader"
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(inputs), targets).backward()
+            optimizer.step()
+        assert engine.get_epsilon(1e-5) > 0
+    assert engine.mechanism is None
+    fixed = Training("dp-sgd", poisson_sampling=False)
+    assert fixed.engine.mechanism.sensitivity == pytest.approx(np.sqrt(3))
+
+
+# ---- the pieces --------------------------------------------------------------------------------------------
+
+
+def test_norms_do_not_overflow():
+    g = torch.full((2, 4), 1e38)
+    g[1] = 1.0
+    norms = example_norms([g, g])
+    assert norms[0] == pytest.approx(np.sqrt(8) * 1e38, rel=1e-6)
+    factors = clip_factors(norms, 1.0)
+    total = weighted_sum(factors, g)
+    assert float(torch.linalg.vector_norm(total.double())) <= 2.0
+    tiny = torch.full((1, 3), 1e-42)
+    assert torch.isfinite(weighted_sum(clip_factors(example_norms([tiny]), 1.0), tiny)).all()
