@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -14,10 +15,16 @@ ROOT = Path(__file__).parents[1]
 
 def test_the_python_in_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    design, train = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     names: dict = {}
-    exec(compile(code.replace("steps=512", "steps=64").replace("tau=512", "tau=64"), "README.md", "exec"), names)  # noqa: S102
+    exec(compile(design.replace("steps=512", "steps=64").replace("tau=512", "tau=64"), "README.md", "exec"), names)  # noqa: S102
     assert names["f"].gap < 1e-8
+    model = torch.nn.Linear(3, 2)
+    dataset = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.zeros(8).long())
+    names |= {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    names["loader"] = torch.utils.data.DataLoader(dataset, batch_size=4)
+    exec(compile(train, "README.md", "exec"), names)  # noqa: S102
+    assert names["engine"].get_epsilon(1e-5) <= 8
 
 
 def test_the_comparison_is_clean_for_scripts_and_refuses_with_a_reason(tmp_path):

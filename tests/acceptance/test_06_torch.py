@@ -31,7 +31,7 @@ HAZARDS = {
     "torch/test_engine.py::test_the_order_is_the_same_in_every_epoch_with_workers_too",
     "12 private divisors, K rows": "torch/test_engine.py::test_microbatches_are_one_step "
     "torch/test_engine.py::test_gradient_accumulation_uses_one_row_a_logical_step",
-    "13 ranks duplicate noise": "torch/test_distributed.py::test_noise_of_all_processes_is_that_of_one",
+    "13 ranks duplicate noise": "torch/test_distributed.py::test_the_noise_of_all_processes_is_that_of_one_bit_for_bit",
     "14 pickles and tampering": "torch/test_checkpoint.py::test_a_damaged_checkpoint_changes_nothing "
     "torch/test_checkpoint.py::test_neither_key_nor_noise_is_in_a_checkpoint",
     "15 clipping skipped": "torch/test_update.py::test_every_layer_is_clipped_as_a_loop_over_examples_would",

@@ -521,3 +521,44 @@ def test_norms_do_not_overflow():
     assert float(torch.linalg.vector_norm(total.double())) <= 2.0
     tiny = torch.full((1, 3), 1e-42)
     assert torch.isfinite(weighted_sum(clip_factors(example_norms([tiny]), 1.0), tiny)).all()
+
+
+def test_a_second_plan_needs_a_second_engine():
+    training = Training()
+    training.run(1)
+    model = small_model()
+    with pytest.raises(ValueError, match="second release"):
+        training.engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(data(), batch_size=12),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            epochs=1,
+        )
+
+
+def test_loaders_without_indices_or_length_are_the_users_word():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from zip(*data(12).tensors, strict=True)
+
+    model = small_model()
+    arguments = {
+        "module": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "data_loader": DataLoader(Endless(), batch_size=4),
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 1.0,
+    }
+    with pytest.raises(ValueError, match="no length"):
+        PrivacyEngine(mechanism="dp-mf").make_private(steps=3, participation="trusted", **arguments)
+    engine = PrivacyEngine(mechanism=ap.design("dp-mf", steps=3))
+    with pytest.raises(ValueError, match="no indices"):
+        engine.make_private(**arguments)
+    module, optimizer, loader = engine.make_private(participation="trusted", **arguments)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(inputs), targets).backward()
+        optimizer.step()
+    assert engine.remaining_steps == 0

@@ -142,9 +142,15 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
                 **kwargs,
             )
         self._refuse(poisson_sampling, noise_generator, clipping, grad_sample_mode, loss_reduction, kwargs)
+        if self._release is not None and self._release.drawn:
+            # PRIVACY: what the first plan released would be forgotten.   [G15]
+            raise ValueError(
+                f"this engine has released {self._release.drawn} steps of a plan. A second training on the same data "
+                "is a second release: use an engine of its own, and add the two up"
+            )
         plan = self._planned(
             optimizer,
-            len(data_loader),
+            self._batches(data_loader),
             epochs=epochs,
             steps=steps,
             scheduler=scheduler,
@@ -344,6 +350,18 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
             raise ValueError(f"loss_reduction = {reduction!r} must be 'mean' or 'sum'")
         if kwargs:
             raise TypeError(f"{sorted(kwargs)}: make_private has no such option for this mechanism")
+
+    def _batches(self, loader: Any) -> int:
+        try:
+            return len(loader)
+        except TypeError as error:  # an IterableDataset without a length
+            made = self._wanted.factorization if isinstance(self._wanted, Mechanism) else self._wanted
+            if isinstance(made, Factorization):
+                return made.steps
+            raise ValueError(
+                "data_loader has no length, so who takes part when does not follow from it. Design the mechanism "
+                "yourself, with its participation: PrivacyEngine(mechanism=antiphase.design(…, participation=…))"
+            ) from error
 
     def _planned(self, optimizer: Any, batches: int, *, participation: Any, **how: Any) -> Plan:
         made = self._wanted.factorization if isinstance(self._wanted, Mechanism) else self._wanted

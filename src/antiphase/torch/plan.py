@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 import torch
+
 from antiphase import _checks as check
 from antiphase._checks import Array
 from antiphase.participation import Epochs, Once, Participation

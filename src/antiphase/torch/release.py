@@ -89,9 +89,9 @@ class Release:
                 )
             self.ledger.check(step, indices)
         parts = [self.group.part(t.detach()) for t in sums]
-        own = [t.to("cpu", torch.float32).contiguous() for t in parts]
+        own = [t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data for t in parts]
         # PRIVACY: written down before the row is drawn, so that no row goes out twice with different sums.   [G15]
-        self._wal.record(step, [t.numpy().reshape(-1).view(np.uint8).data for t in own])
+        self._wal.record(step, own)
         row = self._stream.next() if self._stream is not None else {}
         self._position += 1
         if self.ledger is not None and indices is not None:
