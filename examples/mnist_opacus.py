@@ -104,7 +104,9 @@ def main():
     )
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--disable-dp", action="store_true", help="train without privacy, to compare")
+    parser.add_argument(
+        "--disable-dp", action="store_true", help="no privacy, to compare; without clipping, --lr 0.1 is enough"
+    )
     args = parser.parse_args()
 
     train_set, test_set = load(args.data)

@@ -112,7 +112,7 @@ def same(tensors, others):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("several", ["two", "four"])
-def test_noise_of_all_processes_is_that_of_one(several, alone, request, shown):
+def test_the_noise_of_all_processes_is_that_of_one_bit_for_bit(several, alone, request, shown):
     rows = request.getfixturevalue(several)[0]
     unlike = sum(
         int((a != b).sum()) for of_rank in rows for row, one in zip(of_rank, alone[0], strict=True)

@@ -503,7 +503,19 @@ def test_opacus_own_engine_remains():
             nn.functional.cross_entropy(module(inputs), targets).backward()
             optimizer.step()
         assert engine.get_epsilon(1e-5) > 0
-    assert engine.mechanism is None
+        assert engine.mechanism is None
+        unsampled = PrivacyEngine(mechanism="dp-sgd")
+        model = small_model()
+        unsampled.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(data(), batch_size=12),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            poisson_sampling=False,
+        )
+        with pytest.raises(ValueError, match="these batches are none"):
+            unsampled.get_epsilon(1e-5)
     fixed = Training("dp-sgd", poisson_sampling=False)
     assert fixed.engine.mechanism.sensitivity == pytest.approx(np.sqrt(3))
 

@@ -81,6 +81,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         self._mechanism: Mechanism | None = None
         self._release: Release | None = None
         self._trusted = False
+        self._sampled = True  # by Opacus' Poisson sampler, where everything is Opacus' own
         self._earlier: list[int] = []  # rows drawn in runs that were given up for fresh noise
 
     # ---- Opacus' two ways in -------------------------------------------------------------------------------
@@ -123,7 +124,9 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         when is then the user's word, and the statement says so. ``probe`` looks whether the model mixes examples.
         """
         criterion = nn.CrossEntropyLoss() if criterion is None else criterion
-        if self._uses_opacus(poisson_sampling):
+        if self._uses_opacus(poisson_sampling, planned=epochs is not None or steps is not None):
+            # PRIVACY: Opacus' ε is that of Poisson samples, and holds for no other batches; see get_epsilon.   [G9]
+            self._sampled = poisson_sampling is not False
             return super().make_private(
                 module=module,
                 optimizer=optimizer,
@@ -210,7 +213,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         self, *, target_epsilon: float, target_delta: float, epochs: int | None = None, **arguments: Any
     ) -> Any:
         """Opacus' ``make_private_with_epsilon``: just enough noise for (ε, δ) over ``epochs`` (or ``steps``)."""
-        if self._uses_opacus(arguments.get("poisson_sampling")):
+        if self._uses_opacus(arguments.get("poisson_sampling"), planned=True):
             arguments["poisson_sampling"] = arguments.get("poisson_sampling") is not False
             return super().make_private_with_epsilon(
                 target_epsilon=target_epsilon, target_delta=target_delta, epochs=epochs, **arguments
@@ -244,6 +247,11 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
     def get_epsilon(self, delta: float, spent: bool = False) -> float:
         """ε at ``delta`` of the whole plan, or of what was released so far."""
         if self._mechanism is None:
+            if not self._sampled:
+                raise ValueError(
+                    "poisson_sampling = False: the ε of DP-SGD is that of Poisson samples, and these batches are none. "
+                    "Plan ahead, make_private(…, epochs=…), for an ε that holds for batches in a fixed order"
+                )
             epsilon: float = super().get_epsilon(delta)
             return epsilon
         drawn = self._planned_release().drawn
@@ -314,8 +322,9 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
 
     # ---- details -------------------------------------------------------------------------------------------
 
-    def _uses_opacus(self, poisson_sampling: bool | None) -> bool:
-        return isinstance(self._wanted, str) and self._wanted == "dp-sgd" and poisson_sampling is not False
+    def _uses_opacus(self, poisson_sampling: bool | None, *, planned: bool) -> bool:
+        """DP-SGD on Poisson samples; and on other batches if nobody says for how long, which has no ε."""
+        return self._wanted == "dp-sgd" and (poisson_sampling is not False or not planned)
 
     def _planned_release(self) -> Release:
         if self._release is None:
