@@ -2,7 +2,17 @@
 
 from antiphase import objective, participation
 from antiphase.design import design, names
-from antiphase.errors import AntiphaseError, FileFormatError, HorizonError, KeyFileError, StateError, TooLargeError
+from antiphase.errors import (
+    AntiphaseError,
+    BypassError,
+    FileFormatError,
+    HorizonError,
+    KeyFileError,
+    ParticipationError,
+    ReplayError,
+    StateError,
+    TooLargeError,
+)
 from antiphase.factorization import Factorization
 from antiphase.mechanism import Mechanism, calibrate, load
 from antiphase.noise import Key
@@ -16,6 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AntiphaseError",
+    "BypassError",
     "Factorization",
     "FileFormatError",
     "HorizonError",
@@ -24,7 +35,9 @@ __all__ = [
     "Mechanism",
     "Objective",
     "Participation",
+    "ParticipationError",
     "PrivacyStatement",
+    "ReplayError",
     "StateError",
     "TooLargeError",
     "Workload",

@@ -117,6 +117,50 @@ def test_fresh_noise_is_a_second_release(key, tmp_path):
     assert third.engine.get_epsilon(1e-5) == both, "what was given up is not forgotten"
 
 
+def test_no_fresh_start_is_forgotten(key, tmp_path):
+    """However often a checkpoint is gone back to, every run from it is counted, whichever of them goes on."""
+    first = training(key)
+    first.run(4)
+    save(first, tmp_path / "checkpoint")
+    spent = []
+    for _ in range(3):
+        again = training(ap.Key.load(tmp_path / "key"))
+        load(again, tmp_path / "checkpoint", fresh_noise=True)
+        again.run(5)
+        spent.append(again.engine.get_epsilon(1e-5))
+    assert again.release.earlier().count(9) == 2
+    assert sorted(again.release.earlier()) == [4, 9, 9]
+    back = training(ap.Key.load(tmp_path / "key"))
+    load(back, tmp_path / "checkpoint")
+    assert sorted(back.release.earlier()) == [9, 9, 9]
+    assert first.engine.mechanism.epsilon(1e-5) < spent[0] < spent[1] < spent[2] < back.engine.get_epsilon(1e-5)
+
+
+def test_a_resume_with_accumulation_begins_at_the_right_batch(key, tmp_path):
+    def accumulated():
+        return Training(
+            key=key, run=None, dataset=data(36), batch_size=4, epochs=2, gradient_accumulation_steps=4, shuffle=False
+        )
+
+    def step(t, batches):
+        t.optimizer.zero_grad()
+        for inputs, targets in batches:
+            t.criterion(t.module(inputs), targets).backward()
+        t.optimizer.step()
+
+    first = accumulated()
+    batches = list(first.loader)
+    first.loader.batch_sampler._handed.clear()
+    iterator = iter(first.loader)
+    step(first, [next(iterator) for _ in range(4)])
+    first.engine.save_checkpoint(path=tmp_path / "c", module=first.module, optimizer=first.optimizer)
+    again = accumulated()
+    again.engine.load_checkpoint(path=tmp_path / "c", module=again.module, optimizer=again.optimizer)
+    rest = list(again.loader)
+    assert len(rest) == 5
+    assert torch.equal(rest[0][0], batches[4][0])
+
+
 def test_two_runs_under_one_key_differ(key):
     a, b = training(key), training(key)
     a.run(1)
@@ -134,12 +178,39 @@ def test_another_mechanism_and_another_world_are_refused(key, tmp_path):
     with pytest.raises(StateError, match="same arguments"):
         load(other, tmp_path / "checkpoint")
     assert torch.equal(before, other.weights())
-    stranger = training(ap.Key.insecure(5))
-    load(stranger, tmp_path / "checkpoint")  # a key without a file cannot know its runs; its noise is another
     foreign = ap.Key.generate()
     foreign.save(tmp_path / "foreign")
-    with pytest.raises(AntiphaseError, match="another key"):
-        load(training(foreign), tmp_path / "checkpoint")
+    for stranger in (ap.Key.insecure(5), foreign):
+        target = training(stranger)
+        before = target.weights()
+        with pytest.raises(AntiphaseError, match="another key"):
+            load(target, tmp_path / "checkpoint")
+        assert torch.equal(before, target.weights())
+        load(target, tmp_path / "checkpoint", fresh_noise=True)
+        target.run()
+        assert target.release.earlier() == [15], "all of the other run may have been released"
+
+
+def test_a_key_without_a_file_remembers_as_long_as_it_lives(tmp_path):
+    key = ap.Key.generate()
+    first = training(key)
+    first.run(2)
+    save(first, tmp_path / "checkpoint")
+    first.run(2)
+    fork = training(key)
+    load(fork, tmp_path / "checkpoint")
+    with torch.no_grad():
+        next(fork.model.parameters()).mul_(1.5)
+    with pytest.raises(ReplayError):
+        fork.run(1)
+    again = training(ap.Key.insecure(5))
+    again.run(3)
+    save(again, tmp_path / "insecure")
+    again.run()
+    later = training(ap.Key.insecure(5))  # as in another process
+    load(later, tmp_path / "insecure")
+    later.run()
+    assert torch.equal(again.weights(), later.weights())
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ class Key:
     <Key, secret>
     """
 
-    __slots__ = ("__secret", "_insecure", "_path")
+    __slots__ = ("__secret", "_insecure", "_path", "memory")
 
     def __init__(self, secret: bytes, *, insecure: bool = False, path: Path | None = None) -> None:
         if not isinstance(secret, bytes | bytearray):
@@ -42,6 +42,7 @@ class Key:
         self.__secret = bytes(secret)
         self._insecure = insecure
         self._path = path
+        self.memory: dict[str, Any] = {}  # what is kept beside the key's file, for a key that has none
 
     @classmethod
     def generate(cls) -> Key:
@@ -99,15 +100,21 @@ class Key:
 
     # ---- runs ----------------------------------------------------------------------------------------------
 
-    def start_run(self, mechanism: str) -> str:
-        """The id of a new run, 128 random bits, recorded in the key's file if it has one.
+    def start_run(self, mechanism: str, after: str | None = None) -> str:
+        """The id of a new run, 128 random bits, recorded in the key's file (or with the key, if it has none).
+
+        ``after`` names a run that this one takes the place of, on the same data: see `family`.
 
         Two runs under one key share no noise: their difference would reveal the gradients.   [G12]
         """
         # PRIVACY: fresh for every run, also of an insecure key with the same seed unless the id is given.   [G12]
         run = secrets.token_hex(16)
-        if self._path is not None:
-            record = {"run": run, "mechanism": mechanism, "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        record = {"run": run, "mechanism": mechanism, "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        if after is not None:
+            record["after"] = after
+        if self._path is None:
+            self.memory.setdefault("runs", []).append(record)
+        else:
             with open(self._path, "ab") as file:
                 file.write(b"\n" + json.dumps(record).encode() + b"\n")
                 file.flush()
@@ -115,9 +122,9 @@ class Key:
         return run
 
     def runs(self) -> list[dict[str, Any]]:
-        """The runs recorded in the key's file, oldest first."""
+        """The runs recorded in the key's file (or with the key), oldest first."""
         if self._path is None:
-            return []
+            return list(self.memory.get("runs", []))
         found = []
         for line in self._path.read_text(encoding="ascii", errors="replace").split("\n")[1:]:
             try:
@@ -128,6 +135,17 @@ class Key:
                 found.append(record)
         return found
 
+    def family(self, run: str) -> set[str]:
+        """The runs that took the place of one another, with ``run`` among them: all released something of the same
+        data."""
+        found, records = {run}, [record for record in self.runs() if "after" in record]
+        while True:
+            joined = {r for record in records for r in (record["run"], record["after"])
+                      if found & {record["run"], record["after"]}}  # fmt: skip
+            if joined <= found:
+                return found
+            found |= joined
+
     def check_run(self, run: str) -> str:
         """``run`` if it is an id, and one that the key's file knows; raises otherwise."""
         if not isinstance(run, str) or len(run) != 32 or set(run) - set("0123456789abcdef"):
@@ -135,6 +153,10 @@ class Key:
         if self._path is not None and run not in [record["run"] for record in self.runs()]:
             raise KeyFileError(f"{self._path}: knows no run {run}; it was started with another key")
         return run
+
+    def fingerprint(self) -> str:
+        """Tells this key from others, and nothing else about it."""
+        return f"{self.subkey('fingerprint'):032x}"
 
     def subkey(self, *parts: str) -> int:
         """128 bits for one purpose: keyed BLAKE2b of the parts, each with its length.   [G12]"""

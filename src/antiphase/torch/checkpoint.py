@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from antiphase import files
-from antiphase.errors import FileFormatError, StateError
+from antiphase.errors import FileFormatError, KeyFileError, ParticipationError, StateError
 from antiphase.factorization.base import MALFORMED
 from antiphase.torch import distributed
 from antiphase.torch.release import Release
 
 
-def save(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, order: Any, earlier: Any) -> None:
+def save(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, order: Any) -> None:
     """Everything that going on needs but the key."""
     if release.group.rank:
         path = f"{path}.{release.group.rank}"  # each process has a ledger and random state of its own
@@ -27,14 +27,15 @@ def save(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Releas
         "random": _packed(torch.get_rng_state(), tensors),
         "release": _packed(release.state(), tensors),
         "order": _packed(order, tensors),
-        "earlier": list(earlier),
         "tensors": tensors,
     }
     files.write(path, content)
 
 
-def load(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release) -> dict[str, Any]:
-    """Put everything back; refuse what belongs to another mechanism or another number of processes.
+def load(
+    path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, fresh_noise: bool = False
+) -> dict[str, Any]:
+    """Put everything back; refuse what belongs to another mechanism, key or number of processes.
 
     Guarantee: the file is checked against its digest before anything is changed, and nothing in it is executed.   [G6]
     """
@@ -53,15 +54,15 @@ def load(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Releas
             )
         if state["world"] != release.group.world:
             raise StateError(f"{path}: was saved by {state['world']} process(es), and here are {release.group.world}")
+        release.restore(state, fresh_noise)
         module.load_state_dict(_unpacked(content["module"], tensors))
         if optimizer is not None and content["optimizer"] is not None:
             optimizer.load_state_dict(_unpacked(content["optimizer"], tensors))
         if scheduler is not None and content["scheduler"] is not None:
             scheduler.load_state_dict(_unpacked(content["scheduler"], tensors))
-        release.restore(state)
         torch.set_rng_state(_unpacked(content["random"], tensors))
-        return {"order": _unpacked(content["order"], tensors), "earlier": [int(n) for n in content["earlier"]]}
-    except (FileFormatError, StateError):
+        return {"order": _unpacked(content["order"], tensors)}
+    except (FileFormatError, KeyFileError, StateError, ParticipationError):
         raise
     except MALFORMED as error:
         raise FileFormatError(f"{path}: not a valid checkpoint ({error})") from error

@@ -82,7 +82,6 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         self._release: Release | None = None
         self._trusted = False
         self._sampled = True  # by Opacus' Poisson sampler, where everything is Opacus' own
-        self._earlier: list[int] = []  # rows drawn in runs that were given up for fresh noise
 
     # ---- Opacus' two ways in -------------------------------------------------------------------------------
 
@@ -119,11 +118,13 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         Returns ``(module, optimizer, data_loader)``, with the criterion before the loader for
         ``grad_sample_mode="ghost"``. The loader has the same batches in the same order in every epoch.
 
-        ``scheduler`` (stepped every ``"step"`` or every ``"epoch"``) tells the learning rates ahead.
-        ``participation`` replaces fixed epochs, or is ``"trusted"`` where batches have no indices: who takes part
-        when is then the user's word, and the statement says so. ``probe`` looks whether the model mixes examples.
+        ``noise_multiplier`` is that of the whole plan seen as one Gaussian mechanism: with δ it decides ε, whatever
+        the number of steps. ``scheduler`` (stepped every ``"step"`` or every ``"epoch"``) tells the learning rates
+        ahead. ``participation`` replaces fixed epochs, or is ``"trusted"`` where batches have no indices: who takes
+        part when is then the user's word, and the statement says so. ``probe`` looks whether the model mixes examples.
         """
         criterion = nn.CrossEntropyLoss() if criterion is None else criterion
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")  # of Opacus' hooks, at every step
         if self._uses_opacus(poisson_sampling, planned=epochs is not None or steps is not None):
             # PRIVACY: Opacus' ε is that of Poisson samples, and holds for no other batches; see get_epsilon.   [G9]
             self._sampled = poisson_sampling is not False
@@ -254,12 +255,12 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
                 )
             epsilon: float = super().get_epsilon(delta)
             return epsilon
-        drawn = self._planned_release().drawn
+        drawn, earlier = self._planned_release().drawn, self._planned_release().earlier()
         now = drawn if spent else self._mechanism.steps
-        if not self._earlier:
+        if not earlier:
             return self._mechanism.epsilon(delta, rows=now)
         # PRIVACY: runs with fresh noise are separate Gaussian mechanisms; their μ² add up.   [G15]
-        ratios = [self._mechanism._ratio(rows) for rows in (*self._earlier, now) if rows]
+        ratios = [self._mechanism._ratio(rows) for rows in (*earlier, now) if rows]
         together = 1 / math.sqrt(sum(ratio**-2 for ratio in ratios))
         return accounting.gaussian_epsilon(together * (1 - 1e-12), delta)
 
@@ -273,8 +274,8 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         if self._trusted:
             vouched = made.participation + ", on the user's word, not checked"
             made = dataclasses.replace(made, participation=vouched)
-        if self._earlier:
-            again = f"{len(self._earlier)} earlier run(s) of the same data were given up and are accounted for"
+        if release.earlier():
+            again = f"{len(release.earlier())} earlier run(s) of the same data were given up and are accounted for"
             made = dataclasses.replace(
                 made, epsilon=self.get_epsilon(made.delta), released_epsilon=self.get_epsilon(made.delta, spent=True),
                 mu=None, rho=None, caveats=(*made.caveats, again),
@@ -290,7 +291,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
             return
         scheduler = checkpoint.only_scheduler(more)
         order = _order_of(self._planned_release().batches)
-        checkpoint.save(path, module, optimizer, scheduler, self._planned_release(), order, self._earlier)
+        checkpoint.save(path, module, optimizer, scheduler, self._planned_release(), order)
 
     def load_checkpoint(
         self, *, path: Any, module: nn.Module, optimizer: Any = None, fresh_noise: bool = False, **more: Any
@@ -304,11 +305,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
             return found
         scheduler = checkpoint.only_scheduler(more)
         release = self._planned_release()
-        content = checkpoint.load(path, module, optimizer, scheduler, release)
-        self._earlier = list(content["earlier"])
-        if fresh_noise:
-            self._earlier.append(release.drawn)
-            release.begin(position=release.position)
+        content = checkpoint.load(path, module, optimizer, scheduler, release, fresh_noise)
         order = content["order"]
         sampler = getattr(release.batches, "sampler", None)
         if isinstance(sampler, FixedOrder):
@@ -316,8 +313,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
                 raise ValueError(f"{path}: was saved with another dataset, of {0 if order is None else len(order)}")
             sampler.order = order
             assert self.plan is not None
-            done = release.position % self.plan.every
-            sampler.first = done * -(-len(sampler) // self.plan.every)
+            sampler.first = release.position % self.plan.every * self.plan.accumulation
         return {}
 
     # ---- details -------------------------------------------------------------------------------------------

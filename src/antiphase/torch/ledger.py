@@ -91,21 +91,34 @@ class WriteAheadLedger:
     """
 
     def __init__(self, key: Key, run: str, rank: int = 0, first: int = 0) -> None:
-        """``first`` is the step that a new run begins with; earlier ones are not its to release."""
+        """``first`` is the step that a new run begins with; earlier ones are not its to release.
+
+        Kept beside the key's file, and so by every process that has it; for a key without one, as long as the key is.
+        """
         self._secret = key.subkey("ledger", run, str(rank)).to_bytes(16, "little")
         self._path = None if key.path is None else Path(f"{key.path}.{run}.{rank}.ledger")
         data = self._path.read_bytes() if self._path is not None and self._path.exists() else b""
         whole = len(data) // RECORD * RECORD  # a record cut off by a crash came before its row was drawn
-        self._records = [data[i : i + RECORD] for i in range(0, whole, RECORD)]
+        read = [data[i : i + RECORD] for i in range(0, whole, RECORD)]
+        self._records: list[bytes] = read if self._path else key.memory.setdefault(f"ledger {run} {rank}", [])
         self._file: Any = None
         if self._path is not None:
             handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.ftruncate(handle, whole)
             self._file = os.fdopen(handle, "ab", buffering=0)
         if first and not self._records:
-            self._records = [bytes(RECORD)] * first
+            self._records += [bytes(RECORD)] * first
             if self._file is not None:
                 self._file.write(bytes(RECORD) * first)
+
+    @staticmethod
+    def drawn_in(key: Key, run: str) -> int | None:
+        """How many steps any process of ``run`` has released, or was about to; None if there is no record of it."""
+        if key.path is None:
+            kept = [len(v) for name, v in key.memory.items() if name.startswith(f"ledger {run} ")]
+        else:
+            kept = [p.stat().st_size // RECORD for p in key.path.parent.glob(f"{key.path.name}.{run}.*.ledger")]
+        return max(kept, default=None)
 
     def __len__(self) -> int:
         """How many steps have been released, or were about to be."""

@@ -28,6 +28,7 @@ class Plan:
     workload: Workload
     participation: Participation
     every: int  # steps an epoch
+    accumulation: int  # batches a step
     notes: tuple[str, ...]
 
     @property
@@ -65,7 +66,7 @@ def derive(
     rates, notes = learning_rates(optimizer, scheduler, steps, scheduler_every, every), []
     workload, note = workload_of(optimizer, rates, steps)
     notes += [note] if note else []
-    return Plan(workload, participation, every, tuple(notes))
+    return Plan(workload, participation, every, accumulation, tuple(notes))
 
 
 def workload_of(optimizer: Any, rates: Array, steps: int) -> tuple[Workload, str | None]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from antiphase.errors import HorizonError, ParticipationError
+from antiphase.errors import HorizonError, KeyFileError, ParticipationError
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.noise.stream import NoiseStream
@@ -45,6 +45,7 @@ class Release:
         self.run: str | None = None
         self._stream: NoiseStream | distributed.ShardedNoise | None = None
         self._position = 0
+        self._foreign = 0  # runs under other keys: all of them may have been released
 
     @property
     def position(self) -> int:
@@ -55,11 +56,12 @@ class Release:
     def remaining(self) -> int:
         return self.mechanism.steps - self._position
 
-    def begin(self, run: str | None = None, position: int = 0) -> None:
-        """Start a run, or go on with one. Both ledgers and the stream stand at ``position`` then."""
-        first = 0 if run is not None else position
+    def begin(self, run: str | None = None, position: int = 0, after: str | None = None) -> None:
+        """Start a run (in the place of ``after``), or go on with one, at ``position``."""
+        # A key without a file remembers nothing of other processes; insecure ones may go on all the same.
+        first = position if run is None or self.key.path is None else 0
         if run is None:
-            run = self.group.agreed(self.key.start_run(self.mechanism.digest) if self.group.rank == 0 else None)
+            run = self.group.agreed(self.key.start_run(self.mechanism.digest, after) if self.group.rank == 0 else None)
         self.run = run
         self._wal = WriteAheadLedger(self.key, run, self.group.rank, first)
         self._drawn_before = self.group.largest(len(self._wal))  # by any process: one may have died a step earlier
@@ -72,6 +74,15 @@ class Release:
     def drawn(self) -> int:
         """How many rows of this run have been drawn, or were about to be: at least those released."""
         return 0 if self.run is None else max(len(self._wal), self._drawn_before, self._position)
+
+    def earlier(self) -> list[int]:
+        """How many rows were drawn in each of the runs that this one, or those it goes back to, took the place of."""
+        if self.run is None:
+            return []
+        # PRIVACY: all of them, also those that the checkpoint at hand knows nothing of.   [G15]
+        others = {run: WriteAheadLedger.drawn_in(self.key, run) for run in self.key.family(self.run) - {self.run}}
+        known = [self.mechanism.steps if drawn is None else drawn for drawn in others.values()]
+        return known + [self.mechanism.steps] * self._foreign
 
     def __call__(self, sums: list[Tensor], examples: int) -> list[Tensor]:
         """The sums of one logical step, with noise, divided by the public divisor."""
@@ -124,15 +135,32 @@ class Release:
             "position": self._position,
             "mechanism": self.mechanism.digest,
             "world": self.group.world,
+            "key": self.key.fingerprint(),
+            "foreign": self._foreign,
             "ledger": {} if self.ledger is None else self.ledger.state(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any], fresh_noise: bool = False) -> None:
+        """Go on where `state` was taken; with noise of a new run if asked."""
+        same_key = state["key"] == self.key.fingerprint()
+        if not same_key and not fresh_noise:
+            # PRIVACY: rows of another key do not cancel those before; together they are two releases.   [G15]
+            raise KeyFileError(
+                "the checkpoint was saved with another key. Nothing was changed. Go on with that key, or with fresh "
+                "noise, accounted as a second release: load_checkpoint(…, fresh_noise=True)"
+            )
         # PRIVACY: rows of different steps, or runs, are together no row of the noise.   [G17]
         self.group.require_same("checkpoint", f"run {state['run']}, step {state['position']}")
+        position, run = int(state["position"]), str(state["run"])
+        self._foreign = int(state["foreign"]) + (not same_key)
+        if same_key:
+            run = self.key.check_run(run)
         if self.ledger is not None:
             self.ledger.restore(state["ledger"])
-        self.begin(self.key.check_run(str(state["run"])), int(state["position"]))
+        if fresh_noise:
+            self.begin(position=position, after=run if same_key else None)
+        else:
+            self.begin(run, position)
 
 
 def row_of(release: Release, step: int) -> dict[str, np.ndarray[Any, Any]]:
