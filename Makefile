@@ -19,7 +19,8 @@ demo: $(READY)       ## design and compare mechanisms; writes demo/comparison.pn
 	$(BIN)/python examples/compare.py --output demo
 
 test: $(READY)       ## everything that takes seconds (under 12 minutes on two cores)
-	$(BIN)/python -m pytest -m "not long" --durations=10
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not long" -n 2 --ignore=tests/acceptance --durations=10
+	$(BIN)/python -m pytest -m "not long" --durations=5 tests/acceptance  # alone: these measure time, and print
 
 test-long: $(READY)  ## what takes minutes, only
 	$(BIN)/python -m pytest -m long -s

@@ -1,0 +1,361 @@
+"""The engine inside of other people's loops. Skipped without their packages, which `make setup` does not install."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+import antiphase as ap
+from antiphase.errors import HorizonError
+from antiphase.torch import PrivacyEngine
+from antiphase.torch.huggingface import PrivateTrainer
+from antiphase.torch.lightning import PrivacyCallback
+from antiphase.torch.release import row_of
+from tests.torch import setting
+
+SIZE, BATCH, EPOCHS, RATE, CLIP = 24, 8, 2, 0.1, 0.5
+TARGET = {"target_epsilon": 4.0, "target_delta": 1e-5, "max_grad_norm": CLIP}
+
+
+def engine_for(mechanism="dp-mf"):
+    return PrivacyEngine(mechanism=mechanism, key=ap.Key.insecure(1))
+
+
+def moved(before, after):
+    return any(not torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def check_first_step(engine, before, after, loss_of, clip=CLIP):
+    """After one step of SGD: what moved the weights is the clipped sum of single examples plus row 0, divided."""
+    release = engine._release
+    trainable = {name: p for name, p in before.named_parameters() if p.requires_grad}
+    sums = {name: torch.zeros_like(p) for name, p in trainable.items()}
+    for i in release.batches.sampler.order[:BATCH]:
+        gradients = torch.autograd.grad(loss_of(before, int(i)), list(trainable.values()))
+        norm = torch.sqrt(sum((g**2).sum() for g in gradients))
+        for name, g in zip(trainable, gradients, strict=True):
+            sums[name] += g * min(1.0, clip / float(norm))
+    row, now = row_of(release, 0), dict(after.named_parameters())
+    for name, p in trainable.items():
+        noisy = (p - now[name]).detach() / RATE * release.divisor
+        expected = sums[name] + torch.from_numpy(row[name].reshape(p.shape)).float()
+        torch.testing.assert_close(noisy, expected, atol=2e-4, rtol=1e-3)
+
+
+class TestMissing:
+    @pytest.mark.parametrize(
+        ("module", "extra"), [("lightning", "antiphase[lightning]"), ("huggingface", "antiphase[huggingface]")]
+    )
+    def test_it_says_what_to_install(self, module, extra, monkeypatch):
+        found = __import__(f"antiphase.torch.{module}", fromlist=["MISSING"])
+        monkeypatch.setattr(found, "_installed", (), raising=False)
+        monkeypatch.setattr(found, "_Trainer", object, raising=False)
+        make = (lambda: PrivacyCallback(max_grad_norm=1.0)) if module == "lightning" else PrivateTrainer
+        with pytest.raises(ImportError) as error:
+            make(**({} if module == "lightning" else {"privacy": {}}))
+        assert extra in str(error.value)
+
+
+# ---- Lightning ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
+def pl(request):
+    pytest.importorskip("lightning", reason="needs the extra antiphase[lightning]")
+    return pytest.importorskip(request.param, reason="needs the extra antiphase[lightning]")
+
+
+def lit_module(pl, schedule=None, optimizers=1):
+    class Lit(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = setting.small_model()
+
+        def forward(self, inputs):
+            return self.net(inputs)
+
+        def training_step(self, batch, _):
+            loss = F.cross_entropy(self(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self):
+            made = [torch.optim.SGD(self.parameters(), lr=RATE) for _ in range(optimizers)]
+            if schedule is None:
+                return made
+            scheduler = torch.optim.lr_scheduler.StepLR(made[0], 1, gamma=0.5)
+            return made, [{"scheduler": scheduler, "interval": schedule}]
+
+    return Lit()
+
+
+def lit_trainer(pl, callbacks, **options):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    quiet |= {"enable_model_summary": False, "accelerator": "cpu", "devices": 1}
+    return pl.Trainer(callbacks=callbacks, **{"max_epochs": EPOCHS, **quiet, **options})
+
+
+def lit_loader(**options):
+    return DataLoader(setting.data(SIZE), batch_size=BATCH, shuffle=True, **options)
+
+
+class TestLightning:
+    def test_trains_as_planned(self, pl):
+        callback = PrivacyCallback(engine_for(), log_epsilon="epsilon", **TARGET)
+        module, trainer = lit_module(pl), lit_trainer(pl, [callback])
+        before = copy.deepcopy(module)
+        trainer.fit(module, lit_loader())
+        engine = callback.engine
+        assert engine.plan.steps == trainer.global_step == EPOCHS * SIZE // BATCH
+        assert engine.remaining_steps == 0
+        assert 3.9 < engine.get_epsilon(1e-5) <= 4.0
+        assert float(trainer.callback_metrics["epsilon"]) == pytest.approx(engine.get_epsilon(1e-5), rel=1e-6)
+        assert (engine._release.ledger.count == EPOCHS).all()
+        assert moved(before, module)
+        assert not hasattr(module.net[0].weight, "grad_sample")  # no hook is left
+        with pytest.raises(ValueError, match="second release"):
+            trainer.fit(module, lit_loader())
+
+    def test_a_step_past_the_plan_raises(self, pl):
+        class Longer(pl.Callback):
+            def on_train_start(self, trainer, _):
+                trainer.fit_loop.max_epochs = EPOCHS + 1
+
+        callback = PrivacyCallback(engine_for(), **TARGET)
+        with pytest.raises(HorizonError):
+            lit_trainer(pl, [callback, Longer()]).fit(lit_module(pl), lit_loader())
+        assert callback.engine.remaining_steps == 0
+
+    def test_a_step_is_the_clipped_sum_and_a_row_of_noise(self, pl):
+        callback = PrivacyCallback(engine_for(), max_grad_norm=CLIP, noise_multiplier=0.5)
+        module = lit_module(pl)
+        before, data = copy.deepcopy(module), setting.data(SIZE)
+        lit_trainer(pl, [callback], max_steps=1).fit(module, lit_loader())
+        assert callback.engine.plan.steps == 1
+
+        def loss_of(model, i):
+            return F.cross_entropy(model(data[i][0][None]), data[i][1][None])
+
+        check_first_step(callback.engine, before, module, loss_of)
+
+    @pytest.mark.parametrize("mechanism", ["dp-sgd", "dp-mf+"])
+    def test_mechanisms(self, pl, mechanism):
+        callback = PrivacyCallback(engine_for(mechanism), **TARGET)
+        lit_trainer(pl, [callback]).fit(lit_module(pl), lit_loader(num_workers=1))
+        assert callback.engine.remaining_steps == 0
+        assert (callback.engine._release.ledger.count == EPOCHS).all()
+
+    @pytest.mark.parametrize(
+        ("interval", "rates"), [("step", 0.5 ** np.arange(6)), ("epoch", [1, 1, 1, 0.5, 0.5, 0.5])]
+    )
+    def test_the_schedule_is_in_the_plan(self, pl, interval, rates):
+        callback = PrivacyCallback(engine_for(), **TARGET)
+        module = lit_module(pl, interval)
+        lit_trainer(pl, [callback]).fit(module, lit_loader())
+        assert callback.engine.plan.workload == ap.Workload.sgd(6, learning_rates=RATE * np.asarray(rates))
+        assert callback.optimizer.param_groups[0]["lr"] == pytest.approx(RATE * 0.5 ** (6 if interval == "step" else 2))
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"gradient_clip_val": 1.0}, "gradient_clip_val"),
+            ({"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
+            ({"limit_train_batches": 2}, "limit_train_batches"),
+            ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders"),
+            ({"max_epochs": -1}, "max_epochs"),
+        ],
+    )
+    def test_refused(self, pl, options, reason):
+        callback = PrivacyCallback(engine_for(), **TARGET)
+        with pytest.raises(ValueError, match=reason):
+            lit_trainer(pl, [callback], **options).fit(lit_module(pl), lit_loader())
+        assert callback.engine.mechanism is None
+
+    def test_several_optimizers_or_loaders_are_refused(self, pl):
+        module = lit_module(pl, optimizers=2)
+        module.automatic_optimization = False
+        with pytest.raises(ValueError, match="2 optimizers"):
+            lit_trainer(pl, [PrivacyCallback(engine_for(), **TARGET)]).fit(module, lit_loader())
+        with pytest.raises(ValueError, match="one torch DataLoader"):
+            lit_trainer(pl, [PrivacyCallback(engine_for(), **TARGET)]).fit(lit_module(pl), [lit_loader(), lit_loader()])
+
+    def test_one_target(self, pl):
+        with pytest.raises(TypeError, match="one of the two"):
+            PrivacyCallback(max_grad_norm=1.0)
+        with pytest.raises(TypeError, match="target_delta"):
+            PrivacyCallback(max_grad_norm=1.0, noise_multiplier=1.0, log_epsilon="epsilon")
+
+
+# ---- Hugging Face ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hf():
+    pytest.importorskip("accelerate", reason="needs the extra antiphase[huggingface]")
+    return pytest.importorskip("transformers", reason="needs the extra antiphase[huggingface]")
+
+
+def sentences(causal=False):
+    """Of 3 to 6 tokens; their class is the parity of the first."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for i in range(SIZE):
+        ids = torch.randint(1, 20, (3 + i % 4,), generator=generator).tolist()
+        made.append({"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids if causal else ids[0] % 2})
+    return made
+
+
+def padded(examples):
+    longest = max(len(e["input_ids"]) for e in examples)
+    fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    return {
+        name: torch.tensor(
+            [
+                e[name] + [fill[name]] * (longest - len(e[name])) if isinstance(e[name], list) else e[name]
+                for e in examples
+            ]
+        )
+        for name in fill
+    }
+
+
+def bert(hf):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 12, "max_position_embeddings": 8}
+    drop = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return hf.BertForSequenceClassification(hf.BertConfig(**sizes, **drop, num_labels=2))
+
+
+def gpt(hf):
+    torch.manual_seed(0)
+    drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, **drop))
+
+
+def hf_trainer(hf, folder, model, engine=None, privacy=TARGET, callbacks=None, dataset=None, **options):
+    common = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": BATCH,
+        "num_train_epochs": EPOCHS,
+        "optim": "sgd",
+    }
+    common |= {"learning_rate": RATE, "lr_scheduler_type": "constant", "max_grad_norm": 0, "use_cpu": True}
+    common |= {"report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    return PrivateTrainer(
+        model=model,
+        args=hf.TrainingArguments(**{**common, **options}),
+        train_dataset=sentences() if dataset is None else dataset,
+        data_collator=padded,
+        engine=engine or engine_for(),
+        privacy=privacy,
+        callbacks=callbacks,
+    )
+
+
+class TestHuggingFace:
+    def test_trains_as_planned(self, hf, tmp_path):
+        model = bert(hf)
+        before = copy.deepcopy(model)
+        trainer = hf_trainer(hf, tmp_path, model)
+        trainer.train()
+        engine = trainer.engine
+        assert engine.plan.steps == trainer.state.global_step == EPOCHS * SIZE // BATCH
+        assert engine.remaining_steps == 0
+        assert 3.9 < engine.get_epsilon(1e-5) <= 4.0
+        assert (engine._release.ledger.count == EPOCHS).all()
+        assert moved(before, model)
+        assert not hasattr(model.classifier.weight, "grad_sample")  # no hook is left
+        assert trainer.evaluate(sentences())["eval_loss"] > 0
+        with pytest.raises(ValueError, match="second release"):
+            trainer.train()
+
+    def test_a_step_past_the_plan_raises(self, hf, tmp_path):
+        class Longer(hf.TrainerCallback):
+            def on_train_end(self, *_, **__):
+                trainer.training_step(trainer.model, next(iter(trainer.get_train_dataloader())))
+                trainer.optimizer.step()
+
+        trainer = hf_trainer(hf, tmp_path, bert(hf), callbacks=[Longer()])
+        with pytest.raises(HorizonError):
+            trainer.train()
+        assert trainer.engine.remaining_steps == 0
+
+    def test_a_step_is_the_clipped_sum_and_a_row_of_noise(self, hf, tmp_path):
+        model, data = bert(hf), sentences()
+        before = copy.deepcopy(model)
+        privacy = {"max_grad_norm": CLIP, "noise_multiplier": 0.5}
+        trainer = hf_trainer(hf, tmp_path, model, privacy=privacy, max_steps=1)
+        trainer.train()
+        check_first_step(trainer.engine, before, model, lambda m, i: m(**padded([data[i]])).loss)
+
+    @pytest.mark.parametrize("clip", [CLIP, 100.0])  # all are clipped, or none
+    def test_language_models_have_a_mean_of_examples_not_of_tokens(self, hf, tmp_path, clip):
+        model, data = gpt(hf), sentences(causal=True)
+        before = copy.deepcopy(model)
+        privacy = {"max_grad_norm": clip, "noise_multiplier": 0.1 / clip}
+        trainer = hf_trainer(hf, tmp_path, model, privacy=privacy, dataset=data, max_steps=1)
+        trainer.train()
+        check_first_step(trainer.engine, before, model, lambda m, i: m(**padded([data[i]])).loss, clip)
+
+    def test_accumulation(self, hf, tmp_path):
+        """Two batches of 4 are one of 8: not divided, not clipped elsewhere."""
+        weights = []
+        for options in ({}, {"per_device_train_batch_size": BATCH // 2, "gradient_accumulation_steps": 2}):
+            model = bert(hf)
+            trainer = hf_trainer(hf, tmp_path, model, engine_for(), **options)
+            trainer.get_train_dataloader()
+            trainer.engine._release.begin("ab" * 16)
+            trainer.train()
+            assert trainer.engine.remaining_steps == 0
+            assert trainer.engine.plan.steps == EPOCHS * SIZE // BATCH
+            assert (trainer.engine._release.ledger.count == EPOCHS).all()
+            weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        torch.testing.assert_close(*weights, atol=1e-5, rtol=1e-4)
+
+    def test_the_schedule_is_in_the_plan(self, hf, tmp_path):
+        trainer = hf_trainer(hf, tmp_path, bert(hf), lr_scheduler_type="linear", weight_decay=0.0)
+        trainer.train()
+        rates = np.array([RATE * ((6 - t) / 6) for t in range(6)])
+        assert trainer.engine.plan.workload == ap.Workload.sgd(6, learning_rates=rates)
+        assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
+
+    def test_adam_and_a_plan_in_the_middle_of_an_epoch(self, hf, tmp_path):
+        trainer = hf_trainer(hf, tmp_path, bert(hf), optim="adamw_torch", num_train_epochs=1.5)
+        with pytest.warns(UserWarning, match="AdamW is not linear"):
+            trainer.train()
+        assert trainer.engine.plan.steps == 5
+        assert trainer.engine.remaining_steps == 0
+        assert sorted(set(trainer.engine._release.ledger.count)) == [1, 2]
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"max_grad_norm": 1.0}, "max_grad_norm"),
+            ({"gradient_checkpointing": True}, "gradient_checkpointing"),
+            ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+            ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ],
+    )
+    def test_refused(self, hf, tmp_path, options, reason):
+        with pytest.raises(ValueError, match=reason):
+            hf_trainer(hf, tmp_path, bert(hf), **options)
+
+    def test_going_on_from_a_checkpoint_is_refused(self, hf, tmp_path):
+        with pytest.raises(ValueError, match="resume_from_checkpoint"):
+            hf_trainer(hf, tmp_path, bert(hf)).train(resume_from_checkpoint=True)
+
+    def test_a_loss_of_the_batch_is_refused(self, hf, tmp_path):
+        trainer = hf_trainer(hf, tmp_path, bert(hf))
+        trainer.example_losses = lambda model, inputs: model(**inputs).loss
+        with pytest.raises(ValueError, match="for 8 examples"):
+            trainer.train()
+        assert trainer.engine.remaining_steps == 6
+
+    def test_other_labels_need_another_loss(self, hf, tmp_path):
+        data = [{**e, "labels": float(e["labels"])} for e in sentences()]
+        with pytest.raises(ValueError, match="override"):
+            hf_trainer(hf, tmp_path, bert(hf), dataset=data).train()
