@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test test-long check bench docs reproduce clean
+.PHONY: setup demo test test-long test-integrations check bench docs reproduce clean
 
 setup: $(READY)
 
@@ -25,6 +25,10 @@ test: $(READY)       ## everything that takes seconds (under 12 minutes on two c
 test-long: $(READY)  ## what takes minutes, only
 	$(BIN)/python -m pytest -m long -s
 
+test-integrations: $(READY)  ## Lightning and Hugging Face, which are extras: installs them first
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lightning,huggingface]'
+	$(BIN)/python -m pytest -q tests/torch/test_integrations.py
+
 check: $(READY)      ## format, lint, types and the fast tests, in under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -34,6 +38,7 @@ check: $(READY)      ## format, lint, types and the fast tests, in under a minut
 bench: $(READY)
 	$(BIN)/python -m benchmarks.design
 	$(BIN)/python -m benchmarks.epochs
+	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.noise
 
 docs: $(READY)
