@@ -526,13 +526,19 @@ def test_opacus_own_engine_remains():
 def test_norms_do_not_overflow():
     g = torch.full((2, 4), 1e38)
     g[1] = 1.0
-    norms = example_norms([g, g])
+    norms, kept = example_norms([g, g])
+    assert kept is None, "large, and finite"
     assert norms[0] == pytest.approx(np.sqrt(8) * 1e38, rel=1e-6)
     factors = clip_factors(norms, 1.0)
     total = weighted_sum(factors, g)
     assert float(torch.linalg.vector_norm(total.double())) <= 2.0
     tiny = torch.full((1, 3), 1e-42)
-    assert torch.isfinite(weighted_sum(clip_factors(example_norms([tiny]), 1.0), tiny)).all()
+    assert torch.isfinite(weighted_sum(clip_factors(example_norms([tiny])[0], 1.0), tiny)).all()
+    g[0, 0] = float("nan")
+    norms, kept = example_norms([g, g])
+    assert kept.tolist() == [False, True]
+    total = weighted_sum(clip_factors(norms, 1.0), g, kept)
+    assert torch.isfinite(total).all()
 
 
 def test_a_second_plan_needs_a_second_engine():

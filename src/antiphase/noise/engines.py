@@ -116,7 +116,9 @@ class States(Engine):
         stretch, place = self._factorization.stretch_at(step)
         if place == 0:
             self._state[:] = 0
-        row = int(np.searchsorted(stretch.live, place))
+        row = place
+        if len(stretch.live) < stretch.size:  # some steps are idle
+            row = int(np.searchsorted(stretch.live, place))
         self._row = row if row < len(stretch.live) and stretch.live[row] == place else -1
         if self._row >= 0:
             after = stretch.move[row + 1] if row + 1 < len(stretch.move) else np.zeros_like(stretch.move[row])

@@ -124,7 +124,7 @@ class WriteAheadLedger:
         """How many steps have been released, or were about to be."""
         return len(self._records)
 
-    def record(self, step: int, arrays: Sequence[memoryview]) -> None:
+    def record(self, step: int, arrays: Sequence[Any]) -> None:
         """Write down what goes out under row ``step``; raise `ReplayError` if something else did before."""
         mark = hmac.new(self._secret, step.to_bytes(8, "little"), "sha256")
         for array in arrays:

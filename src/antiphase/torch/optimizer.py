@@ -5,6 +5,7 @@ Opacus computes the gradients of single examples (or, with ghost clipping, their
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -51,7 +52,7 @@ class _Private:
         noisy = self.release([p.summed_grad for p in optimizer.params], self.examples)
         self.examples = 0
         for p, total in zip(optimizer.params, noisy, strict=True):
-            p.grad = total.view_as(p).to(p.dtype)
+            p.grad = total if total.dtype is p.dtype else total.to(p.dtype)
             _mark_as_processed(p.summed_grad)
         if optimizer.step_hook:
             optimizer.step_hook(self)
@@ -68,6 +69,11 @@ class _Private:
         finally:
             self._open = False
 
+    def count(self, examples: int, kept: Tensor | None) -> None:
+        self.examples += examples
+        if kept is not None:
+            self.bad_examples += int((~kept).sum())
+
     def gather(self) -> None:
         """Add the examples at hand to ``p.summed_grad``."""
         self.clip_and_accumulate()  # type: ignore[attr-defined]
@@ -79,39 +85,47 @@ class _Private:
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """By what to multiply each example; 0 where the norm is not finite."""
-    factors = (clip_norm / (norms + 1e-6)).clamp(max=1.0)
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+    """By what to multiply each example, so that none is longer than the clip norm."""
+    return norms.clamp(min=clip_norm).reciprocal_().mul_(clip_norm)
 
 
-def example_norms(gradients: list[Tensor]) -> Tensor:
-    """The norm of each example over all tensors; in float64 where float32 would overflow."""
+def example_norms(gradients: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """The norm of each example over all tensors, and which ones are finite: None if all are.
+
+    In float64 where float32 would overflow.
+    """
 
     def of(parts: list[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        each = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=dtype).to(parts[0].device) for g in parts]
+        each = [torch.linalg.vector_norm(_flat(g), dim=1, dtype=dtype).to(parts[0].device) for g in parts]
         together: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)
         return together
 
     low = gradients[0].dtype in (torch.float16, torch.bfloat16)
     norms = of(gradients, torch.float32 if low else None)
+    if math.isfinite(float(norms.sum())):  # one number to look at; if it overflows, look closer
+        return norms, None
     doubtful = ~torch.isfinite(norms)
-    if doubtful.any():
-        norms = norms.double()
-        norms[doubtful] = of([g[doubtful.to(g.device)] for g in gradients], torch.float64)
-    return norms
+    norms = norms.double()
+    norms[doubtful] = of([g[doubtful.to(g.device)] for g in gradients], torch.float64)
+    finite = torch.isfinite(norms)
+    return norms, None if finite.all() else finite
 
 
-def weighted_sum(factors: Tensor, gradients: Tensor) -> Tensor:
-    """``Σ factor·gradient`` in float32 or better; examples of factor 0 are left out, since 0 · NaN is NaN."""
+def weighted_sum(factors: Tensor, gradients: Tensor, kept: Tensor | None = None) -> Tensor:
+    """``Σ factor·gradient`` in float32 or better, of those ``kept``: the others are left out, since 0 · NaN is NaN."""
     dtype = torch.promote_types(gradients.dtype, torch.float32)
     factors = factors.to(gradients.device)
-    if len(factors) and (factors == 0).any():
+    if kept is not None:
         # PRIVACY: what is not finite contributes nothing, whatever it is.   [G16]
-        kept = factors > 0
+        kept = kept.to(gradients.device)
         factors, gradients = factors[kept], gradients[kept]
-    if gradients.dtype != dtype:
-        gradients = gradients.to(dtype)
-    return torch.einsum("i,i...", factors.to(dtype), gradients)
+    total = factors.to(dtype) @ _flat(gradients.to(dtype))
+    return total.view(gradients.shape[1:])
+
+
+def _flat(gradients: Tensor) -> Tensor:
+    """One row an example; also of none, and of numbers."""
+    return gradients.reshape(len(gradients), math.prod(gradients.shape[1:]))
 
 
 def _add(p: Any, total: Tensor) -> None:
@@ -123,13 +137,12 @@ class PrivateOptimizer(_Private, DPOptimizer):  # type: ignore[misc]
 
     def clip_and_accumulate(self) -> None:
         gradients = self.grad_samples
-        norms = example_norms(gradients)
+        norms, kept = example_norms(gradients)
+        self.count(len(norms), kept)
         factors = clip_factors(norms, self.max_grad_norm)
-        self.bad_examples += int((factors == 0).sum())
-        self.examples += len(norms)
         for p, g in zip(self.params, gradients, strict=True):
             _check_processed_flag(p.grad_sample)
-            _add(p, weighted_sum(factors, g))
+            _add(p, weighted_sum(factors, g, kept))
             _mark_as_processed(p.grad_sample)
 
 
@@ -138,14 +151,11 @@ class PrivatePerLayerOptimizer(_Private, DPPerLayerOptimizer):  # type: ignore[m
 
     def clip_and_accumulate(self) -> None:
         gradients = self.grad_samples
-        # An example with one tensor that is not finite contributes nothing at all.
-        finite = torch.isfinite(example_norms(gradients))
-        self.bad_examples += int((~finite).sum())
-        self.examples += len(finite)
+        norms, kept = example_norms(gradients)  # one tensor that is not finite, and the example contributes nothing
+        self.count(len(norms), kept)
         for p, g, most in zip(self.params, gradients, self.max_grad_norms, strict=True):
             _check_processed_flag(p.grad_sample)
-            factors = clip_factors(example_norms([g]), most)
-            _add(p, weighted_sum(torch.where(finite.to(factors.device), factors, torch.zeros_like(factors)), g))
+            _add(p, weighted_sum(clip_factors(example_norms([g])[0], most), g, kept))
             _mark_as_processed(p.grad_sample)
 
 

@@ -16,6 +16,7 @@ from antiphase.torch.ledger import ParticipationLedger, WriteAheadLedger
 from antiphase.torch.sampling import Recorded
 
 Tensor = torch.Tensor
+WIDE = (torch.float32, torch.float64)
 
 
 class Release:
@@ -100,7 +101,8 @@ class Release:
                 )
             self.ledger.check(step, indices)
         parts = [self.group.part(t.detach()) for t in sums]
-        own = [t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data for t in parts]
+        parts = [t if t.dtype in WIDE else t.float() for t in parts]
+        own = [t.cpu().contiguous().numpy() for t in parts]
         # PRIVACY: written down before the row is drawn, so that no row goes out twice with different sums.   [G15]
         self._wal.record(step, own)
         row = self._stream.next() if self._stream is not None else {}
@@ -108,13 +110,12 @@ class Release:
         if self.ledger is not None and indices is not None:
             self.ledger.record(step, indices)
         noisy = []
-        for name, total in zip(self._shapes, parts, strict=True):
-            out = total.to(torch.promote_types(total.dtype, torch.float32))
-            if name in row:
-                # PRIVACY: added in float32 or better; in bfloat16 small noise would vanish.   [G16]
-                out = out + torch.from_numpy(row[name].reshape(total.shape)).to(out.device)
-            noisy.append(out)
-        return [t / self.divisor for t in self.group.summed(noisy, sums)]
+        for name, total, array in zip(self._shapes, parts, own, strict=True):
+            out = np.empty_like(array)
+            # PRIVACY: added in float32 or better; in bfloat16 small noise would vanish.   [G16]
+            np.add(array, row[name].reshape(array.shape) if name in row else 0.0, out=out)
+            noisy.append(torch.from_numpy(out).to(total.device))
+        return [t.div_(self.divisor) for t in self.group.summed(noisy, sums)]
 
     def _past_the_plan(self) -> None:
         # PRIVACY: past the plan there is no noise that is accounted for.   [G13]
