@@ -11,6 +11,8 @@ import antiphase as ap
 from antiphase.errors import AntiphaseError, FileFormatError, HorizonError, ReplayError, StateError
 from tests.torch.setting import Training, data
 
+pytestmark = pytest.mark.slow  # seconds each; `make check` has test_engine.py
+
 COSINE = {
     "optimizer": lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9),
     "scheduler": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 15),
@@ -41,7 +43,6 @@ def load(t, path, **options):
     t.engine.load_checkpoint(path=path, module=t.module, optimizer=t.optimizer, scheduler=t.scheduler, **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["dp-mf", "dp-mf+", "tree", "sqrt-toeplitz"])
 @pytest.mark.parametrize("stop", [1, 5, 8, 14])
 def test_a_run_goes_on_bit_for_bit(key, tmp_path, mechanism, stop):
@@ -213,7 +214,6 @@ def test_a_key_without_a_file_remembers_as_long_as_it_lives(tmp_path):
     assert torch.equal(again.weights(), later.weights())
 
 
-@pytest.mark.slow
 def test_a_damaged_checkpoint_changes_nothing(key, tmp_path):
     first = training(key)
     first.run(2)

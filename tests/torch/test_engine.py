@@ -99,6 +99,7 @@ def test_past_the_plan_nothing_moves():
     assert torch.equal(before, training.weights())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
 def test_examples_that_are_not_finite_contribute_nothing(mode, value):
@@ -153,6 +154,7 @@ def test_a_batch_of_nothing_is_a_row_of_noise():
         assert engine.remaining_steps == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_microbatches_are_one_step(mode):
     """A memory manager's pieces of 1, 7, 64 or all at once: the same sums, one row a step, the same weights."""
@@ -170,6 +172,7 @@ def test_microbatches_are_one_step(mode):
         torch.testing.assert_close(ends[most], ends[12], atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_gradient_accumulation_uses_one_row_a_logical_step(mode):
     ends = []
@@ -357,6 +360,7 @@ def test_layers_that_mix_examples_are_refused():
 # ---- batches -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_order_is_the_same_in_every_epoch_with_workers_too():
     dataset = TensorDataset(torch.arange(20).float()[:, None], torch.zeros(20).long())
     for workers in (0, 2):

@@ -11,6 +11,8 @@ from torch.utils.data import TensorDataset
 from antiphase.torch.release import row_of
 from tests.torch.setting import Training, data
 
+pytestmark = pytest.mark.slow  # seconds each; `make check` has test_engine.py
+
 OPTIMIZERS = {
     "sgd": ({}, None),
     "momentum": ({"momentum": 0.9}, None),
@@ -123,7 +125,6 @@ LAYERS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_is_clipped_as_a_loop_over_examples_would(name, mode):
@@ -257,7 +258,6 @@ def recorded(dataset, mode, force=None):
     return queries, out, seen
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_record_and_replay(mode, shown, caplog):
     """With the same rows forced out, a neighbour's training is the same in everything else, and its queries are no
