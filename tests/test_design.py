@@ -71,6 +71,7 @@ def test_baselines_can_be_judged_by_any_objective():
     assert f.error == ap.design("tree", steps=16).error_under(Restarts(4))
 
 
+@pytest.mark.slow
 def test_dense_matrices_that_do_not_fit_are_refused():
     f = ap.design("dp-mf+", steps=300_000, tau=10, buffers="exact")
     assert f.error == pytest.approx(30_000 * 4.412975709100825, rel=1e-9)

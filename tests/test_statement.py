@@ -54,6 +54,7 @@ def test_an_outsider_comes_to_the_same_figures_with_poisson_samples(tmp_path):
     assert recheck(m, m.statement().to_json(), tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "factor"), [("epsilon", 0.999), ("sensitivity", 0.999), ("noise_scale", 1.01), ("noise_multiplier", 1.01)]
 )

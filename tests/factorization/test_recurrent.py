@@ -136,6 +136,7 @@ def test_a_stream_with_broken_coefficients_is_refused():
             type(s)(**(fields | change))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workload",
     [

@@ -126,6 +126,7 @@ def test_a_stream_goes_on_where_it_stopped_bit_for_bit(mechanism):
     np.testing.assert_array_equal(stream.next(), whole[12])
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_in_another_process(tmp_path):
     m = ap.calibrate(ap.design("dp-mf", steps=T), noise_multiplier=1.0)
     key = ap.Key.generate()

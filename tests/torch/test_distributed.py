@@ -272,6 +272,7 @@ MECHANISMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("world", [2, 4])
 def test_shards_of_noise_are_together_the_noise_of_one_process(name, world):
