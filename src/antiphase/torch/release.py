@@ -16,6 +16,7 @@ from antiphase.torch.ledger import ParticipationLedger, WriteAheadLedger
 from antiphase.torch.sampling import Recorded
 
 Tensor = torch.Tensor
+SMALL = 1 << 15
 WIDE = (torch.float32, torch.float64)
 
 
@@ -111,10 +112,15 @@ class Release:
             self.ledger.record(step, indices)
         noisy = []
         for name, total, array in zip(self._shapes, parts, own, strict=True):
-            out = np.empty_like(array)
             # PRIVACY: added in float32 or better; in bfloat16 small noise would vanish.   [G16]
-            np.add(array, row[name].reshape(array.shape) if name in row else 0.0, out=out)
-            noisy.append(torch.from_numpy(out).to(total.device))
+            if name not in row:
+                noisy.append(total.clone())
+            elif array.size < SMALL:  # where calling torch takes longer than adding
+                out = np.empty_like(array)
+                np.add(array, row[name].reshape(array.shape), out=out)
+                noisy.append(torch.from_numpy(out).to(total.device))
+            else:
+                noisy.append(total + torch.from_numpy(row[name].reshape(array.shape)).to(total.device))
         return [t.div_(self.divisor) for t in self.group.summed(noisy, sums)]
 
     def _past_the_plan(self) -> None:
