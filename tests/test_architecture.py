@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "antiphase"
 
 # From left to right, as in docs/architecture.md: a module may import what stands before it, never what stands after.
 ORDER = [
-    "errors", "_checks", "values", "files", "cache", "workload", "objective", "participation", "sensitivity",
+    "errors", "_checks", "values", "files", "cache", "data", "workload", "objective", "participation", "sensitivity",
     "factorization", "design", "accounting", "noise", "statement", "mechanism", "torch", "report",
     "studies",
 ]  # fmt: skip

