@@ -75,6 +75,25 @@ def test_blocks_know_what_their_first_rows_cost():
         assert f.sensitivity_of(rows) == pytest.approx(dense, rel=1e-12)
 
 
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+def test_runs_with_noise_of_their_own_add_up(f, adjacency):
+    """Each run is a Gaussian mechanism; together they are one whose noise multiplier is (Σ 1/ratio²)^-½."""
+    m = ap.calibrate(f, noise_multiplier=1.5, delta=1e-6, adjacency=adjacency)
+    for runs in ([24, 7], [24, 24, 24], [3, 24, 0, 11]):
+        ratios = [1.5 / m.adjacency_factor * f.sensitivity / f.sensitivity_of(rows) for rows in runs if rows]
+        together = accounting.gaussian_epsilon(np.sum(np.power(ratios, -2.0)) ** -0.5, 1e-6)
+        assert m.epsilon_of_runs(runs) == pytest.approx(together, rel=1e-9)
+        assert m.epsilon_of_runs(runs) >= together, "rounded up"
+    assert m.epsilon_of_runs([24, 24, 24, 24]) == pytest.approx(
+        accounting.gaussian_epsilon(0.75 / m.adjacency_factor, 1e-6)
+    )
+    assert m.epsilon_of_runs([24]) == m.epsilon()
+    assert m.epsilon_of_runs([7, 0]) == m.epsilon(rows=7)
+    assert m.epsilon_of_runs([]) == m.epsilon_of_runs([0, 0]) == 0.0
+    with pytest.raises(ValueError, match="rows = 25"):
+        m.epsilon_of_runs([24, 25])
+
+
 @pytest.mark.slow
 def test_poisson_samples():
     f = ap.design("dp-sgd", steps=100, epochs=10)
@@ -82,6 +101,7 @@ def test_poisson_samples():
     assert m.epsilon() <= 2.0
     assert m.noise_scale == m.noise_multiplier  # each step stands for itself: no √k
     assert m.epsilon(rows=10) < m.epsilon()
+    assert m.epsilon_of_runs([60, 40]) == m.epsilon()
     assert (m.mu(), m.rho()) == (None, None)
     assert m.noise_multiplier < ap.calibrate(f, epsilon=2.0, delta=1e-6).noise_scale
 

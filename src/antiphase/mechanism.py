@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -102,6 +104,18 @@ class Mechanism:
         if self.amplified:
             return accounting.poisson_epsilon(self.noise_multiplier, delta, **self._sampling(rows))
         return accounting.gaussian_epsilon(self._ratio(rows), delta)
+
+    def epsilon_of_runs(self, runs: Sequence[int], delta: float | None = None) -> float:
+        """ε at ``delta`` of several runs over the same data, each with noise of its own: their first ``runs[i]`` rows
+        together; rounded up.   [G7]"""
+        delta, runs = self._delta(delta), [rows for rows in map(self._rows, runs) if rows]
+        if len(runs) < 2:
+            return self.epsilon(delta, rows=sum(runs))
+        if self.amplified:  # steps are independent, of whichever run
+            return accounting.poisson_epsilon(self.noise_multiplier, delta, **self._sampling(sum(runs)))
+        # PRIVACY: runs with fresh noise are separate Gaussian mechanisms; their μ² add up.   [G15]
+        together = 1 / math.sqrt(sum(self._ratio(rows) ** -2 for rows in runs))
+        return accounting.gaussian_epsilon(together * (1 - 1e-12), delta)
 
     def delta(self, epsilon: float, *, rows: int | None = None) -> float:
         """δ at ``epsilon``, of the whole plan or of its first ``rows`` rows; rounded up.   [G7]"""

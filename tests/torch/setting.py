@@ -24,6 +24,24 @@ def small_model(width=5, seed=0):
     return nn.Sequential(nn.Linear(width, 6), nn.Tanh(), nn.Linear(6, 2))
 
 
+def make_private(engine, loader, model=None, **options):
+    """``engine.make_private`` of a small model; the loader is one of our data unless given."""
+    model = small_model() if model is None else model
+    return engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data(), batch_size=12) if loader is None else loader,
+        **{"noise_multiplier": 1.0, "max_grad_norm": 1.0, **options},
+    )
+
+
+def epoch(module, optimizer, loader):
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(inputs), targets).backward()
+        optimizer.step()
+
+
 class Training:
     """Everything that make_private returned, and the loop."""
 

@@ -16,8 +16,6 @@ from antiphase.torch.release import Release
 
 def save(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, order: Any) -> None:
     """Everything that going on needs but the key."""
-    if release.group.rank:
-        path = f"{path}.{release.group.rank}"  # each process has a ledger and random state of its own
     tensors: dict[str, Any] = {}
     content = {
         "what": "checkpoint",
@@ -29,18 +27,15 @@ def save(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Releas
         "order": _packed(order, tensors),
         "tensors": tensors,
     }
-    files.write(path, content)
+    files.write(_own_file(path, release), content)
 
 
-def load(
-    path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, fresh_noise: bool = False
-) -> dict[str, Any]:
-    """Put everything back; refuse what belongs to another mechanism, key or number of processes.
+def load(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, fresh_noise: bool = False) -> Any:
+    """Put everything back, and return the order; refuse what belongs to another mechanism, key or number of processes.
 
     Guarantee: the file is checked against its digest before anything is changed, and nothing in it is executed.   [G6]
     """
-    if release.group.rank:
-        path = f"{path}.{release.group.rank}"
+    path = _own_file(path, release)
     content = files.read(path)
     try:
         if content["what"] != "checkpoint":
@@ -61,11 +56,16 @@ def load(
         if scheduler is not None and content["scheduler"] is not None:
             scheduler.load_state_dict(_unpacked(content["scheduler"], tensors))
         torch.set_rng_state(_unpacked(content["random"], tensors))
-        return {"order": _unpacked(content["order"], tensors)}
+        return _unpacked(content["order"], tensors)
     except (FileFormatError, KeyFileError, StateError, ParticipationError):
         raise
     except MALFORMED as error:
         raise FileFormatError(f"{path}: not a valid checkpoint ({error})") from error
+
+
+def _own_file(path: Any, release: Release) -> Any:
+    """Each process has a ledger and random state of its own, and so a file of its own."""
+    return f"{path}.{release.group.rank}" if release.group.rank else path
 
 
 def only_scheduler(more: dict[str, Any]) -> Any:
@@ -98,11 +98,11 @@ def _packed(item: Any, tensors: dict[str, Any]) -> Any:
     if isinstance(item, np.generic):
         return item.item()
     if item is None or isinstance(item, bool | int | float | str):
-        return repr_float(item)
+        return _json_number(item)
     raise TypeError(f"a {type(item).__name__} cannot be kept in a checkpoint that runs nothing: {item!r}")
 
 
-def repr_float(item: Any) -> Any:
+def _json_number(item: Any) -> Any:
     """JSON has no infinities."""
     if isinstance(item, float) and not np.isfinite(item):
         return {"$": "float", "value": str(item)}

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
 from opacus.grad_sample import AbstractGradSampleModule
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from antiphase.errors import StateError
@@ -23,12 +25,6 @@ from antiphase.noise.key import Key
 from antiphase.noise.normals import CHUNK
 from antiphase.noise.stream import NoiseStream, parse_memory
 from antiphase.torch.sampling import FixedOrder
-
-try:  # sharded tensors are public from torch 2.6 on
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor, Shard
-except ImportError:  # pragma: no cover
-    FSDPModule = DTensor = Shard = ()  # type: ignore[assignment,misc]
 
 Shapes = dict[str, tuple[int, ...]]
 Rows = tuple[int, int]  # of a tensor, along its first dimension: from the first to before the second
@@ -50,7 +46,7 @@ class Group:
     @classmethod
     def of(cls, module: nn.Module, grad_sample_mode: str) -> Group:
         """The processes that train ``module`` together; refuse what would sum gradients past clipping and noise."""
-        if _is(module, FSDPModule):
+        if isinstance(module, FSDPModule):
             if grad_sample_mode != "ghost_fsdp":
                 raise ValueError(
                     f"grad_sample_mode = {grad_sample_mode!r}: a model of fully_shard has gradients of single examples "
@@ -59,7 +55,7 @@ class Group:
             return _sharded(module)
         if grad_sample_mode == "ghost_fsdp":
             raise ValueError('grad_sample_mode = "ghost_fsdp" is for models of torch\'s fully_shard; use "ghost"')
-        if any(_is(part, FSDPModule) for part in module.modules()):
+        if any(isinstance(part, FSDPModule) for part in module.modules()):
             raise ValueError("a part of the model is of fully_shard and the whole is not: call fully_shard(module) too")
         wrapped = plain(module, until=(DPDDP, DDP))
         if isinstance(wrapped, DDP):
@@ -117,8 +113,7 @@ class Group:
 
     def part(self, total: torch.Tensor) -> torch.Tensor:
         """What this process has of ``total``: all of it, or its rows."""
-        local: torch.Tensor = total.to_local() if is_shard(total) else total  # type: ignore[attr-defined]
-        return local
+        return total.to_local() if isinstance(total, DTensor) else total
 
     def summed(self, parts: list[torch.Tensor], like: list[torch.Tensor]) -> list[torch.Tensor]:
         """The sum over all processes, everywhere; of rows there is nothing to sum, they are made what ``like`` is."""
@@ -285,10 +280,10 @@ class ShardedNoise:
 
 
 def _share_of_memory(memory: str | int, own: Shapes, all_shapes: Shapes) -> int:
-    """The part of ``memory`` that goes with the part of the numbers.
+    """The part of ``memory``, which is for all processes together, that goes with the part of the numbers.
 
-    How noise is made, and with it the last bit of a row, follows from the memory for each number. With the same share
-    of both, every process makes it as one process would.
+    So a memory that is too small for one process is too small for each of several: all of them refuse, and none waits
+    for one that has.
     """
 
     def padded(shapes: Shapes) -> int:
@@ -298,7 +293,7 @@ def _share_of_memory(memory: str | int, own: Shapes, all_shapes: Shapes) -> int:
 
 
 def is_shard(item: Any) -> bool:
-    return _is(item, DTensor)
+    return isinstance(item, DTensor)
 
 
 def as_shard(part: torch.Tensor, like: Any, shape: Any = None) -> torch.Tensor:
@@ -321,10 +316,10 @@ def _sharded(module: nn.Module) -> Group:
             continue
         rows = rows_of(p.shape[0], current.rank, current.world) if p.ndim else (0, 0)
         if (
-            not _is(p, DTensor)
-            or p.device_mesh.size() != current.world  # type: ignore[attr-defined]
-            or tuple(p.placements) != (Shard(0),)  # type: ignore[attr-defined]
-            or len(p.to_local()) != rows[1] - rows[0]  # type: ignore[attr-defined]
+            not isinstance(p, DTensor)
+            or p.device_mesh.size() != current.world
+            or tuple(p.placements) != (Shard(0),)
+            or len(p.to_local()) != rows[1] - rows[0]
         ):
             # PRIVACY: a row with two owners would get its noise in one place and not in the other.   [G17]
             raise ValueError(
@@ -332,14 +327,9 @@ def _sharded(module: nn.Module) -> Group:
                 "fully_shard(module) with a mesh of one dimension does"
             )
     for part in module.modules():
-        if _is(part, FSDPModule):
+        if isinstance(part, FSDPModule):
             if not hasattr(part, "set_force_sum_reduction_for_comms"):
                 raise ValueError(f"torch {torch.__version__} averages shards in fully_shard; a newer one is needed")
-            fsdp: Any = part
-            fsdp.set_force_sum_reduction_for_comms(True)
-            fsdp.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+            part.set_gradient_divide_factor(1.0)
     return dataclasses.replace(current, sharded=True)
-
-
-def _is(item: Any, kind: Any) -> bool:
-    return isinstance(item, kind)

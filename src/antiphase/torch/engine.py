@@ -14,7 +14,6 @@ import opacus
 import torch
 from torch import nn
 
-from antiphase import accounting
 from antiphase.design import design
 from antiphase.factorization.base import Factorization
 from antiphase.mechanism import Mechanism, calibrate, load
@@ -108,6 +107,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         scheduler_every: str = "step",
         gradient_accumulation_steps: int = 1,
         participation: Participation | str | None = None,
+        target_epsilon: float | None = None,
         target_delta: float | None = None,
         memory: str | int = "2GB",
         probe: bool = True,
@@ -119,13 +119,26 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         ``grad_sample_mode="ghost"``. The loader has the same batches in the same order in every epoch.
 
         ``noise_multiplier`` is that of the whole plan seen as one Gaussian mechanism: with δ it decides ε, whatever
-        the number of steps. ``scheduler`` (stepped every ``"step"`` or every ``"epoch"``) tells the learning rates
-        ahead. ``participation`` replaces fixed epochs, or is ``"trusted"`` where batches have no indices: who takes
-        part when is then the user's word, and the statement says so. ``probe`` looks whether the model mixes examples.
+        the number of steps; ``target_epsilon`` and ``target_delta`` are another way to say how much. ``scheduler``
+        (stepped every ``"step"`` or every ``"epoch"``) tells the learning rates ahead. ``participation`` replaces fixed
+        epochs, or is ``"trusted"`` where batches have no indices: who takes part when is then the user's word, and the
+        statement says so. ``probe`` looks whether the model mixes examples.
         """
         criterion = nn.CrossEntropyLoss() if criterion is None else criterion
+        wrapping: dict[str, Any] = {
+            "batch_first": batch_first,
+            "max_grad_norm": max_grad_norm,
+            "loss_reduction": loss_reduction,
+            "grad_sample_mode": grad_sample_mode,
+            "wrap_model": wrap_model,
+        }
         warnings.filterwarnings("ignore", message="Full backward hook is firing")  # of Opacus' hooks, at every step
         if self._uses_opacus(poisson_sampling, planned=epochs is not None or steps is not None):
+            if target_epsilon is not None:
+                raise TypeError(
+                    f"target_epsilon = {target_epsilon}: here everything is Opacus' own, whose make_private takes a "
+                    "noise_multiplier; use make_private_with_epsilon"
+                )
             # PRIVACY: Opacus' ε is that of Poisson samples, and holds for no other batches; see get_epsilon.   [G9]
             self._sampled = poisson_sampling is not False
             return super().make_private(
@@ -134,15 +147,11 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
                 criterion=criterion,
                 data_loader=data_loader,
                 noise_multiplier=noise_multiplier,
-                max_grad_norm=max_grad_norm,
-                batch_first=batch_first,
-                loss_reduction=loss_reduction,
-                poisson_sampling=poisson_sampling is not False,
+                poisson_sampling=self._sampled,
                 clipping=clipping,
                 noise_generator=noise_generator,
-                grad_sample_mode=grad_sample_mode,
-                wrap_model=wrap_model,
                 rand_on_empty=rand_on_empty,
+                **wrapping,
                 **kwargs,
             )
         self._refuse(poisson_sampling, noise_generator, clipping, grad_sample_mode, loss_reduction, kwargs)
@@ -162,27 +171,20 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
             accumulation=gradient_accumulation_steps,
             participation=participation,
         )
-        mechanism = self._calibrated(plan, max_grad_norm, noise_multiplier=noise_multiplier, delta=target_delta)
+        mechanism = self._calibrated(plan, max_grad_norm, noise_multiplier, target_epsilon, target_delta)
         _refuse_foreign_parameters(module, optimizer)
         group = Group.of(module, grad_sample_mode)
         group.require_same("mechanism", mechanism.digest)
         trusted = participation == "trusted"
         # The batch size of all processes together; a loader that is trusted is each process's own.
         batch_size = public_batch_size(data_loader) * (group.world if trusted else 1)
-        loader: Any = data_loader if trusted else fixed_order_loader(data_loader, rank=group.rank, world=group.world)
+        loader: Any = data_loader if trusted else fixed_order_loader(data_loader)
         if not trusted:
             group.share(loader)
         self.validate(module=module, optimizer=None, data_loader=None)
         if probe:
             refuse_mixing(module, data_loader)
-        wrapped = self._prepare_model(
-            module,
-            batch_first=batch_first,
-            max_grad_norm=max_grad_norm,
-            loss_reduction=loss_reduction,
-            grad_sample_mode=grad_sample_mode,
-            wrap_model=wrap_model,
-        )
+        wrapped = self._prepare_model(module, **wrapping)
         if isinstance(optimizer, opacus.optimizers.DPOptimizer):
             optimizer = optimizer.original_optimizer
         private = OPTIMIZERS[grad_sample_mode, clipping](
@@ -219,13 +221,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
             return super().make_private_with_epsilon(
                 target_epsilon=target_epsilon, target_delta=target_delta, epochs=epochs, **arguments
             )
-        if isinstance(self._wanted, Mechanism):
-            raise ValueError("the mechanism has its noise multiplier already; use make_private")
-        self._target = (target_epsilon, target_delta)
-        try:
-            return self.make_private(epochs=epochs, target_delta=target_delta, **arguments)
-        finally:
-            del self._target
+        return self.make_private(target_epsilon=target_epsilon, target_delta=target_delta, epochs=epochs, **arguments)
 
     # ---- what it comes to ----------------------------------------------------------------------------------
 
@@ -255,21 +251,15 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
                 )
             epsilon: float = super().get_epsilon(delta)
             return epsilon
-        drawn, earlier = self._planned_release().drawn, self._planned_release().earlier()
-        now = drawn if spent else self._mechanism.steps
-        if not earlier:
-            return self._mechanism.epsilon(delta, rows=now)
-        # PRIVACY: runs with fresh noise are separate Gaussian mechanisms; their μ² add up.   [G15]
-        ratios = [self._mechanism._ratio(rows) for rows in (*earlier, now) if rows]
-        together = 1 / math.sqrt(sum(ratio**-2 for ratio in ratios))
-        return accounting.gaussian_epsilon(together * (1 - 1e-12), delta)
+        release = self._planned_release()
+        now = release.drawn if spent else self._mechanism.steps
+        return self._mechanism.epsilon_of_runs([*release.earlier(), now], delta)
 
     def statement(self, delta: float | None = None) -> PrivacyStatement:
         """What was promised, in words and JSON."""
         if self._mechanism is None:
             raise ValueError("there is no plan to state: call make_private first, with a mechanism of antiphase's")
         release = self._planned_release()
-        assert release.key is not None
         made = self._mechanism.statement(delta, released=release.drawn, insecure=release.key.is_insecure)
         if self._trusted:
             vouched = made.participation + ", on the user's word, not checked"
@@ -305,8 +295,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
             return found
         scheduler = checkpoint.only_scheduler(more)
         release = self._planned_release()
-        content = checkpoint.load(path, module, optimizer, scheduler, release, fresh_noise)
-        order = content["order"]
+        order = checkpoint.load(path, module, optimizer, scheduler, release, fresh_noise)
         sampler = getattr(release.batches, "sampler", None)
         if isinstance(sampler, FixedOrder):
             if order is None or len(order) != len(sampler.order):
@@ -386,29 +375,38 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         return plan
 
     def _calibrated(
-        self, plan: Plan, clip: float | list[float], *, noise_multiplier: float | None, delta: float | None
+        self,
+        plan: Plan,
+        clip: float | list[float],
+        noise_multiplier: float | None,
+        epsilon: float | None,
+        delta: float | None,
     ) -> Mechanism:
         # PRIVACY: with one norm for each tensor, a record moves the sum by at most the norm of these.   [G16]
         clip_norm = math.sqrt(sum(c * c for c in clip)) if isinstance(clip, list | tuple) else float(clip)
         if isinstance(self._wanted, Mechanism):
+            if epsilon is not None:
+                raise ValueError(f"target_epsilon = {epsilon}: the mechanism has its noise multiplier already")
             if noise_multiplier not in (None, self._wanted.noise_multiplier) or clip_norm != self._wanted.clip_norm:
                 raise ValueError(
                     f"noise_multiplier = {noise_multiplier}, max_grad_norm = {clip_norm:g}: the mechanism has "
                     f"{self._wanted.noise_multiplier:g} and {self._wanted.clip_norm:g}"
                 )
             return self._wanted
+        if (noise_multiplier is None) == (epsilon is None):
+            raise TypeError(
+                f"noise_multiplier = {noise_multiplier}, target_epsilon = {epsilon}: give one of the two, the other "
+                "follows"
+            )
         factorization = self._wanted
         if isinstance(factorization, str):
             factorization = design(
                 factorization, workload=plan.workload, participation=plan.participation, **self._options
             )
         assert isinstance(factorization, Factorization)
-        target = getattr(self, "_target", None)
-        if target is not None:
-            return calibrate(factorization, epsilon=target[0], delta=target[1], clip_norm=clip_norm)
-        if noise_multiplier is None:
-            raise TypeError("noise_multiplier = None: give one, or a target to make_private_with_epsilon")
-        return calibrate(factorization, noise_multiplier=noise_multiplier, delta=delta, clip_norm=clip_norm)
+        return calibrate(
+            factorization, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, clip_norm=clip_norm
+        )
 
     def _agreed_key(self, group: Group) -> Key:
         if self.key is None:
@@ -416,7 +414,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
             if group.world > 1:
                 raise ValueError("key = None: several processes need the same key; give key=Key.load(path) to each")
             self.key = Key.generate()
-        group.require_same("key", hex(self.key.subkey("agreement")))
+        group.require_same("key", self.key.fingerprint())
         return self.key
 
 

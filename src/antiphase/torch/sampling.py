@@ -114,12 +114,13 @@ class PrivateLoader(DataLoader[Any]):
             yield batch
 
 
-def fixed_order_loader(loader: DataLoader[Any], *, rank: int = 0, world: int = 1) -> PrivateLoader:
+def fixed_order_loader(loader: DataLoader[Any]) -> PrivateLoader:
     """``loader`` with the same batches in every epoch, and recorded.
 
     A sampler of the user's is kept, and the ledger watches it; a shuffling loader is shuffled once.
     """
-    if isinstance(loader.dataset, IterableDataset):
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset):
         raise ValueError(
             "data_loader: an IterableDataset has no indices, so who takes part when cannot be checked. Use a dataset "
             'with indices, or vouch for it: participation="trusted"'
@@ -131,22 +132,15 @@ def fixed_order_loader(loader: DataLoader[Any], *, rank: int = 0, world: int = 1
         sampler = sampler.sampler
     elif plain and not (isinstance(loader.sampler, RandomSampler) and loader.sampler.replacement):
         sampler = FixedOrder(
-            len(loader.dataset),  # type: ignore[arg-type]
+            len(dataset),
             batch_size,
             shuffle=isinstance(loader.sampler, RandomSampler),
             drop_last=loader.drop_last,
             generator=getattr(loader.sampler, "generator", None) or loader.generator,
-            rank=rank,
-            world=world,
-        )
-    elif world > 1 and not isinstance(sampler, FixedOrder):
-        raise ValueError(
-            "data_loader has a sampler of its own in a distributed run. Hand over an ordinary loader over the whole "
-            "dataset with the batch size of all processes together: each batch is divided among them, without padding"
         )
     options: dict[str, Any] = {"prefetch_factor": loader.prefetch_factor} if loader.num_workers else {}
     return PrivateLoader(
-        loader.dataset,
+        dataset,
         batch_sampler=Recorded(sampler, batch_size),
         num_workers=loader.num_workers,
         collate_fn=_Collate(loader),
@@ -190,7 +184,8 @@ def _emptied(batch: Any) -> Any:
 def public_batch_size(loader: DataLoader[Any]) -> int:
     """The number that sums are divided by: never the size of the batch at hand."""
     sampler: Any = loader.batch_sampler
+    dataset: Any = loader.dataset
     size = loader.batch_size if loader.batch_size is not None else getattr(sampler, "batch_size", None)
     if size is None:
-        size = max(1, len(loader.dataset) // len(loader))  # type: ignore[arg-type]
+        size = max(1, len(dataset) // len(loader))
     return int(size)
