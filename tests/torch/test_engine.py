@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from opacus.grad_sample import GradSampleModule
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,7 +17,7 @@ from antiphase.torch.optimizer import clip_factors, example_norms, weighted_sum
 from antiphase.torch.plan import derive, learning_rates
 from antiphase.torch.probe import MixingError, refuse_mixing
 from antiphase.torch.release import row_of
-from tests.torch.setting import Training, data, small_model
+from tests.torch.setting import Training, data, epoch, make_private, small_model
 
 MODES = ["hooks", "functorch", "ghost"]
 
@@ -128,17 +129,8 @@ def test_a_batch_of_nothing_is_a_row_of_noise():
     dataset = data(6)
     loader = DataLoader(dataset, batch_sampler=order)
     for mode in ("hooks", "ghost"):
-        model = small_model()
         engine = PrivacyEngine(mechanism="dp-mf", key=ap.Key.insecure(3))
-        made = engine.make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=loader,
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            grad_sample_mode=mode,
-            epochs=1,
-        )
+        made = make_private(engine, loader, grad_sample_mode=mode, epochs=1)
         module, optimizer = made[:2]
         criterion = made[2] if mode == "ghost" else nn.CrossEntropyLoss(reduction="sum")
         for step, (inputs, targets) in enumerate(made[-1]):
@@ -357,6 +349,35 @@ def test_layers_that_mix_examples_are_refused():
     assert not refuse_mixing(nn.Bilinear(2, 2, 1), DataLoader(tokens)), "a model of two inputs cannot be probed"
 
 
+def test_the_probe_sees_shapes_and_types_alone_and_leaves_no_trace():
+    class Looking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.seen = nn.Parameter(torch.ones(1)), []
+
+        def forward(self, x):
+            self.seen.append(x.detach().clone())
+            return x.float() * self.weight
+
+    for examples in (
+        (torch.tensor([[1, 3, 2]]), torch.tensor([[2, 2, 2]])),
+        (torch.tensor([5]), torch.tensor([7])),
+        (torch.tensor([[True, True]]), torch.tensor([[False, True]])),
+        (torch.randn(1, 4), torch.randn(1, 4)),
+    ):
+        models = Looking(), Looking()
+        for model, example in zip(models, examples, strict=True):
+            assert refuse_mixing(model, DataLoader(TensorDataset(example)))
+        one, other = (torch.cat(model.seen) for model in models)
+        assert torch.equal(one, other)
+        assert len(one.unique()) > 1
+    module = GradSampleModule(small_model())
+    assert refuse_mixing(module, DataLoader(data()))
+    assert module.hooks_enabled
+    assert not any(getattr(part, "activations", None) for part in module.modules())
+    assert all(p.grad_sample is None for p in module.parameters())
+
+
 # ---- batches -----------------------------------------------------------------------------------------------
 
 
@@ -365,15 +386,7 @@ def test_the_order_is_the_same_in_every_epoch_with_workers_too():
     dataset = TensorDataset(torch.arange(20).float()[:, None], torch.zeros(20).long())
     for workers in (0, 2):
         loader = DataLoader(dataset, batch_size=6, shuffle=True, num_workers=workers)
-        model = nn.Linear(1, 2)
-        _, optimizer, private = PrivacyEngine(mechanism="dp-mf").make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=loader,
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            epochs=2,
-        )
+        _, optimizer, private = make_private(PrivacyEngine(mechanism="dp-mf"), loader, nn.Linear(1, 2), epochs=2)
         epochs = [[tuple(x[:, 0].tolist()) for x, _ in private] for _ in range(2)]
         assert epochs[0] == epochs[1]
         assert sorted(i for batch in epochs[0] for i in batch) == list(range(20))
@@ -404,26 +417,10 @@ def test_a_sampler_that_reshuffles_is_noticed_and_told_what_to_do():
             yield from torch.randperm(60).tolist()
 
     loader = DataLoader(data(), batch_size=12, sampler=Reshuffled())
-    model = small_model()
-    arguments = {
-        "module": model,
-        "data_loader": loader,
-        "noise_multiplier": 1.0,
-        "max_grad_norm": 1.0,
-        "epochs": 2,
-    }
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    module, optimizer, private = PrivacyEngine(mechanism="dp-mf").make_private(optimizer=sgd, **arguments)
-
-    def epoch():
-        for inputs, targets in private:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(module(inputs), targets).backward()
-            optimizer.step()
-
-    epoch()
+    module, optimizer, private = make_private(PrivacyEngine(mechanism="dp-mf"), loader, epochs=2)
+    epoch(module, optimizer, private)
     with pytest.raises(ParticipationError, match="min_separation"):
-        epoch()
+        epoch(module, optimizer, private)
     assert optimizer.release.position == 5, "the first epoch, and nothing of the second"
 
 
@@ -441,19 +438,10 @@ def test_gradients_of_unknown_examples_are_refused_unless_the_user_vouches():
 
 def test_an_example_twice_in_a_step_is_refused():
     loader = DataLoader(data(6), batch_sampler=[[0, 1, 1], [2, 3, 4]])
-    model = small_model()
-    module, optimizer, private = PrivacyEngine(mechanism="dp-mf").make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=loader,
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        epochs=1,
-    )
-    inputs, targets = next(iter(private))
-    nn.functional.cross_entropy(module(inputs), targets).backward()
+    module, optimizer, private = make_private(PrivacyEngine(mechanism="dp-mf"), loader, epochs=1)
     with pytest.raises(ParticipationError, match="twice"):
-        optimizer.step()
+        epoch(module, optimizer, private)
+    assert optimizer.release.position == 0
 
 
 # ---- epsilon and statements --------------------------------------------------------------------------------
@@ -473,51 +461,40 @@ def test_epsilon_is_of_the_plan_and_spent_is_of_what_was_released():
 
 
 def test_a_target_is_met():
-    model = small_model()
+    model, target = small_model(), {"target_epsilon": 3.0, "target_delta": 1e-5, "epochs": 4}
     engine = PrivacyEngine(mechanism="dp-mf+", tau=5)
     engine.make_private_with_epsilon(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         data_loader=DataLoader(data(), batch_size=12),
-        target_epsilon=3.0,
-        target_delta=1e-5,
-        epochs=4,
         max_grad_norm=1.0,
+        **target,
     )
     assert 2.99 < engine.get_epsilon(1e-5) <= 3.0
     assert engine.mechanism.factorization.objective.tau == 5
+    again = PrivacyEngine(mechanism="dp-mf+", tau=5)
+    make_private(again, None, noise_multiplier=None, **target)
+    assert again.mechanism.digest == engine.mechanism.digest
+    with pytest.raises(TypeError, match="give one of the two"):
+        make_private(PrivacyEngine(), None, **target)
+    with pytest.raises(TypeError, match="use make_private_with_epsilon"):
+        make_private(PrivacyEngine(mechanism="dp-sgd"), None, noise_multiplier=None, **target)
+    with pytest.raises(ValueError, match="has its noise multiplier already"):
+        make_private(PrivacyEngine(mechanism=engine.mechanism), None, noise_multiplier=None, **target)
 
 
 def test_opacus_own_engine_remains():
-    model = small_model()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         engine = PrivacyEngine(mechanism="dp-sgd")
-        module, optimizer, loader = engine.make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=DataLoader(data(), batch_size=12),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-        )
+        module, optimizer, loader = make_private(engine, None)
         assert type(optimizer).__module__.startswith("opacus.")
         assert type(loader).__name__ == "DPDataLoader"
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(module(inputs), targets).backward()
-            optimizer.step()
+        epoch(module, optimizer, loader)
         assert engine.get_epsilon(1e-5) > 0
         assert engine.mechanism is None
         unsampled = PrivacyEngine(mechanism="dp-sgd")
-        model = small_model()
-        unsampled.make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=DataLoader(data(), batch_size=12),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            poisson_sampling=False,
-        )
+        make_private(unsampled, None, poisson_sampling=False)
         with pytest.raises(ValueError, match="these batches are none"):
             unsampled.get_epsilon(1e-5)
     fixed = Training("dp-sgd", poisson_sampling=False)
@@ -548,16 +525,8 @@ def test_norms_do_not_overflow():
 def test_a_second_plan_needs_a_second_engine():
     training = Training()
     training.run(1)
-    model = small_model()
     with pytest.raises(ValueError, match="second release"):
-        training.engine.make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=DataLoader(data(), batch_size=12),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            epochs=1,
-        )
+        make_private(training.engine, None, epochs=1)
 
 
 def test_loaders_without_indices_or_length_are_the_users_word():
@@ -565,22 +534,11 @@ def test_loaders_without_indices_or_length_are_the_users_word():
         def __iter__(self):
             yield from zip(*data(12).tensors, strict=True)
 
-    model = small_model()
-    arguments = {
-        "module": model,
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-        "data_loader": DataLoader(Endless(), batch_size=4),
-        "noise_multiplier": 1.0,
-        "max_grad_norm": 1.0,
-    }
+    endless = DataLoader(Endless(), batch_size=4)
     with pytest.raises(ValueError, match="no length"):
-        PrivacyEngine(mechanism="dp-mf").make_private(steps=3, participation="trusted", **arguments)
+        make_private(PrivacyEngine(mechanism="dp-mf"), endless, steps=3, participation="trusted")
     engine = PrivacyEngine(mechanism=ap.design("dp-mf", steps=3))
     with pytest.raises(ValueError, match="no indices"):
-        engine.make_private(**arguments)
-    module, optimizer, loader = engine.make_private(participation="trusted", **arguments)
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(module(inputs), targets).backward()
-        optimizer.step()
+        make_private(engine, endless)
+    epoch(*make_private(engine, endless, participation="trusted"))
     assert engine.remaining_steps == 0
