@@ -17,7 +17,7 @@ from rich.table import Table
 import antiphase as ap
 from antiphase.factorization.epochs import bound_only
 from antiphase.objective import Average
-from antiphase.report import figures
+from antiphase.report import charts, figures
 
 EPOCHS = 8
 STEPS = [1024, 2048, 4096, 8192, 16_384, 32_768]
@@ -53,7 +53,8 @@ def exponent(rows):
 
 def draw(rows, path):
     title = f"Search for the optimum, {EPOCHS} epochs, to a gap of {TOLERANCE:.0e}: time ∝ T^{exponent(rows):.2f}"
-    figures.times(path, {"dp-mf": [(row["steps"], row["seconds"]) for row in rows]}, title)
+    points = [(row["steps"], row["seconds"]) for row in rows]
+    figures.draw(path, charts.seconds_against_steps({"DP-MF": ("dp-mf", points)}, title))
 
 
 def main():

@@ -99,10 +99,11 @@ def main():
     except (ValueError, ap.AntiphaseError) as error:
         console.print(f"[red]refused:[/red] {error}")
         return 1
-    from antiphase.report import figures
+    from antiphase.report import charts, figures
 
-    title = f"Noise that stays in the model at equal privacy\n{arguments.steps} steps, {arguments.epochs} epoch(s)"
-    figures.noise_per_iterate(arguments.output / "comparison.png", rows, title)
+    title = f"Noise that stays in the model at equal privacy: {arguments.steps} steps, {arguments.epochs} epoch(s)"
+    curves = {row["label"]: (row["name"], row["deviation"]) for row in rows}
+    figures.draw(arguments.output / "comparison", charts.noise_per_iterate(curves, title))
     if arguments.json:
         print(json.dumps({"steps": arguments.steps, "epochs": arguments.epochs, "mechanisms": rows}))
     else:

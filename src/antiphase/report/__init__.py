@@ -1,1 +1,4 @@
-"""Figures. Nothing here is imported by the rest of the library."""
+"""Charts as data (`charts`), drawn by Matplotlib (`figures`) and in one HTML file (`page`).
+
+Nothing here is imported by the rest of the library.
+"""

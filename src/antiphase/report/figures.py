@@ -1,8 +1,13 @@
-"""Figures drawn from data: the same colour for the same mechanism everywhere, safe for colour-blind readers."""
+"""Charts drawn by Matplotlib, as SVG and PNG.
+
+Curves are labelled where they end, so that no legend has to be matched by colour; no text is smaller than 13 points, so
+that a figure printed at half its size can be read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,78 +17,129 @@ import numpy as np
 mpl.use("Agg")
 
 from matplotlib import pyplot as plt
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.colors import FuncNorm, LinearSegmentedColormap
 
-# Okabe and Ito's palette; the order within it is ours, and fixed.
-COLOURS = {
-    "dp-sgd": "#000000",
-    "anti-pgd": "#999999",
-    "chess": "#CC79A7",
-    "tree": "#E69F00",
-    "sqrt-toeplitz": "#56B4E9",
-    "fourier": "#F0E442",
-    "dp-mf": "#0072B2",
-    "dp-mf+": "#D55E00",
-    "damped": "#009E73",
-    "curvature": "#7A4FB5",
+from antiphase.report.axes import Axis, axes_of, marked, spread, tick_label, x_ticks
+from antiphase.report.charts import Chart, HeatMaps, Lines, Series
+from antiphase.report.palette import COLOURS, LIGHT_PAGE, NEGATIVE, OTHER, POSITIVE
+
+__all__ = ["COLOURS", "draw"]
+
+SMALLEST = 13.0  # points
+STYLE: Any = {
+    "font.size": SMALLEST,
+    "axes.titlesize": 15,
+    "axes.labelsize": SMALLEST,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": LIGHT_PAGE["muted"],
+    "axes.labelcolor": LIGHT_PAGE["muted"],
+    "xtick.color": LIGHT_PAGE["muted"],
+    "ytick.color": LIGHT_PAGE["muted"],
+    "text.color": LIGHT_PAGE["ink"],
+    "svg.hashsalt": "antiphase",
 }
-STYLE: Any = {"font.size": 13, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+DIVERGING = LinearSegmentedColormap.from_list("antiphase", [NEGATIVE, "#FFFFFF", POSITIVE])
 
 
-def noise_per_iterate(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """The standard deviation of the noise inside each iterate, one curve a mechanism. Writes .png and .svg."""
+def draw(path: str | os.PathLike[str], chart: Chart) -> tuple[Path, Path]:
+    """Write the chart as ``path``.svg and ``path``.png, and return their paths; a suffix of either is left off first.
+
+    Guarantee: the same chart gives the same bytes, whenever it is drawn.
+    """
+    path = Path(path)
+    stem = path.with_suffix("") if path.suffix in (".svg", ".png") else path
+    stem.parent.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(9, 5.2), layout="constrained")
-        for row in sorted(rows, key=lambda r: -r["deviation"][-1]):
-            steps = np.arange(1, len(row["deviation"]) + 1)
-            colour = COLOURS.get(row["name"], "#444444")
-            axes.plot(steps, row["deviation"], color=colour, label=row["label"], linewidth=1.8)
-        axes.set(yscale="log", xlabel="step", ylabel="noise in the iterate\n(standard deviation)")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_title(title, loc="left", fontsize=13)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=11)
-        _save(figure, path)
+        figure = _maps(chart) if isinstance(chart, HeatMaps) else _lines(chart)
+        svg, png = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".png")
+        said = {"Title": chart.title, "Description": chart.alt}
+        figure.savefig(svg, metadata={**said, "Date": None})
+        figure.savefig(png, metadata={**said, "Software": None}, dpi=160)
+        plt.close(figure)
+    return svg, png
 
 
-def times(path: Path, curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> None:
-    """Seconds against steps, both logarithmic, one curve a name, beside a line of slope 1. Writes .png and .svg."""
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-        for name, points in curves.items():
-            steps, seconds = (np.array(values, dtype=float) for values in zip(*points, strict=True))
-            axes.plot(steps, seconds, "o-", color=COLOURS.get(name, "#444444"), label=name, linewidth=1.8)
-            axes.plot(steps, seconds[0] * steps / steps[0], "--", color="#999999", label="proportional to the steps")
-        axes.set(xscale="log", yscale="log", xlabel="steps", ylabel="time (seconds)")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-            axis.set_minor_formatter(NullFormatter())
-        axes.set_title(title, loc="left", fontsize=13)
-        axes.legend(loc="upper left")
-        _save(figure, path)
+def _lines(chart: Lines) -> Any:
+    figure, axes = plt.subplots(figsize=(9, 5.4), layout="constrained")
+    x_axis, y_axis = axes_of(chart)
+    for series in chart.series:
+        _curve(axes, series)
+    axes.set(xscale="log" if x_axis.log else "linear", yscale="log" if y_axis.log else "linear")
+    for axis, ticks in ((axes.xaxis, x_ticks(chart, x_axis)), (axes.yaxis, y_axis.ticks())):
+        axis.set_ticks(ticks, [tick_label(t) for t in ticks])
+        axis.set_ticks([], minor=True)
+    axes.set(xlim=(x_axis.low, x_axis.high), ylim=(y_axis.low, y_axis.high), xlabel=chart.x_label)
+    axes.grid(axis="y", color=LIGHT_PAGE["rule"], linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    _label_ends(axes, chart.series, y_axis)
+    # The unit stands above the axis, where it is read without turning the head.
+    axes.set_title(chart.y_label, loc="left", fontsize=SMALLEST, color=LIGHT_PAGE["muted"])
+    _heading(figure, chart.title)
+    return figure
 
 
-def heat_maps(path: Path, matrices: Mapping[str, Any], title: str) -> None:
-    """Matrices side by side, red above zero and blue below, white at zero. Writes .png and .svg."""
-    with plt.rc_context(STYLE):
-        figure, all_axes = plt.subplots(
-            1, len(matrices), figsize=(4.6 * len(matrices), 4.6), layout="constrained", squeeze=False
+def _curve(axes: Any, series: Series) -> None:
+    colour = COLOURS.get(series.name, OTHER)
+    style = {"color": colour, "linewidth": 2.2, "linestyle": (0, (5, 3)) if series.dashed else "-"}
+    if not marked(series):
+        axes.plot(series.x, series.y, **style)
+        if series.error is not None:
+            axes.fill_between(
+                series.x, series.y - series.error, series.y + series.error, color=colour, alpha=0.18, lw=0
+            )
+        return
+    marker = "" if series.dashed else "o"
+    axes.errorbar(series.x, series.y, series.error, marker=marker, markersize=6, capsize=4, elinewidth=1.4, **style)
+
+
+def _label_ends(axes: Any, series: Iterable[Series], y_axis: Axis) -> None:
+    """Each curve's label beside its end, moved apart where they would overlap, with a thin line to where it belongs."""
+    ends = [(float(y_axis.place(s.y[np.isfinite(s.y)][-1])), s) for s in series if np.isfinite(s.y).any()]
+    ends = [(height, s) for height, s in ends if np.isfinite(height)]
+    for (height, s), spot in zip(ends, spread([height for height, _ in ends], 0.065), strict=True):
+        colour = COLOURS.get(s.name, OTHER)
+        axes.plot([1.005, 1.03], [height, spot], color=colour, linewidth=1, transform=axes.transAxes, clip_on=False)
+        axes.text(1.04, spot, s.label, transform=axes.transAxes, va="center", fontsize=SMALLEST)
+
+
+def _maps(chart: HeatMaps) -> Any:
+    count = len(chart.matrices)
+    figure, all_axes = plt.subplots(1, count, figsize=(max(4.6 * count, 6), 5.2), layout="constrained", squeeze=False)
+    for axes, (label, matrix) in zip(all_axes[0], chart.matrices.items(), strict=True):
+        limit = float(np.abs(matrix).max()) or 1.0
+        shape = (0.5, matrix.shape[1] + 0.5, matrix.shape[0] + 0.5, 0.5)
+        image = axes.imshow(
+            matrix, cmap=DIVERGING, norm=_root_norm(limit), interpolation="nearest", extent=shape, aspect="auto"
         )
-        for axes, (name, matrix) in zip(all_axes[0], matrices.items(), strict=True):
-            matrix = np.asarray(matrix)
-            limit = float(np.abs(matrix).max())
-            image = axes.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
-            axes.set_title(name, fontsize=13)
-            axes.set(xlabel="step of the noise", ylabel="iterate", xticks=[], yticks=[])
-            figure.colorbar(image, ax=axes, shrink=0.8)
-        figure.suptitle(title, fontsize=13)
-        _save(figure, path)
+        axes.set_box_aspect(matrix.shape[0] / matrix.shape[1])
+        axes.set_title(label, fontsize=SMALLEST)
+        axes.set(xlabel=chart.x_label)
+        for axis, size in ((axes.xaxis, matrix.shape[1]), (axes.yaxis, matrix.shape[0])):
+            ticks = [1, *(t for t in Axis(1, size + 0.01).ticks(4) if t > 0.15 * size)]
+            axis.set_ticks(ticks, [tick_label(t) for t in ticks])
+        bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.9, aspect=24)
+        marks = Axis(-limit, limit).ticks(5)
+        bar.set_ticks(marks, labels=[tick_label(t) for t in marks])
+        bar.outline.set_visible(False)
+    all_axes[0][0].set_ylabel(chart.y_label)
+    _heading(figure, chart.title)
+    return figure
 
 
-def _save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in (".png", ".svg"):
-        figure.savefig(path.with_suffix(suffix), dpi=160)
-    plt.close(figure)
+def _root_norm(limit: float) -> FuncNorm:
+    """Colour grows with the square root of the size: most entries are small, and say what the design does."""
+
+    def root(values: Any) -> Any:
+        return np.sign(values) * np.sqrt(np.abs(values))
+
+    def square(values: Any) -> Any:
+        return np.sign(values) * np.square(values)
+
+    return FuncNorm((root, square), -limit, limit)
+
+
+def _heading(figure: Any, title: str) -> None:
+    figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")

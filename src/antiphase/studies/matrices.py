@@ -17,7 +17,7 @@ import numpy as np
 
 import antiphase as ap
 from antiphase.objective import Restarts
-from antiphase.report import figures
+from antiphase.report import charts, figures
 
 WEIGHT = {"steps": 12, "tau": 3}
 DECODERS = {"steps": 50, "tau": 10}
@@ -58,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
         "B of DP-MF, T = 50": data["decoder dp-mf"],
         "B of DP-MF⁺, T = 50, τ = 10": data["decoder dp-mf+"],
     }
-    figures.heat_maps(folder / "matrices.png", shown, "What the paper weighs, and what two designs do")
+    title = "What the paper weighs, and what two designs do"
+    figures.draw(folder / "matrices", charts.HeatMaps(title, shown, "step of the noise", "iterate"))
     print(f"{folder / 'matrices.json'}, {folder / 'matrices.png'}, {folder / 'matrices.svg'}")
     return 0
 

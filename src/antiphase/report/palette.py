@@ -1,0 +1,59 @@
+"""The same colour for the same mechanism everywhere, told apart by colour-blind readers too.
+
+Seven are Okabe and Ito's; their yellow is too faint for a line on paper, so the other four were chosen by searching for
+colours that stay apart from all others as seen with protanopia, deuteranopia and tritanopia. The tests measure it.
+"""
+
+from __future__ import annotations
+
+COLOURS = {
+    "dp-sgd": "#000000",
+    "anti-pgd": "#5E5E5E",
+    "chess": "#CC79A7",
+    "tree": "#E69F00",
+    "sqrt-toeplitz": "#56B4E9",
+    "fourier": "#7A3CF0",
+    "dp-mf": "#0072B2",
+    "dp-mf+": "#D55E00",
+    "damped": "#009E73",
+    "curvature": "#5B1065",
+    "non-private": "#7A3B00",
+}
+OTHER = "#444444"  # a mechanism without a colour of its own
+
+# The same hues on a dark ground: black turns white, and the dark ones light enough to be seen.
+DARK = {
+    "dp-sgd": "#FFFFFF",
+    "anti-pgd": "#C8C8C8",
+    "chess": "#D67FB0",
+    "tree": "#F2B430",
+    "sqrt-toeplitz": "#8FD3F7",
+    "fourier": "#8A50FF",
+    "dp-mf": "#2B86DE",
+    "dp-mf+": "#E8590C",
+    "damped": "#00A87A",
+    "curvature": "#D01EB0",
+    "non-private": "#A6763F",
+}
+OTHER_DARK = "#A8AEB5"
+
+# Heat maps: above zero and below it; both can be seen on white and on the dark ground.
+POSITIVE, NEGATIVE = "#D55E00", "#0072B2"
+
+# What the page is painted with: text is ``ink`` or ``muted``, buttons ``accent``, all on ``ground`` or ``raised``.
+LIGHT_PAGE = {
+    "ground": "#FFFFFF",
+    "raised": "#F5F7F9",
+    "ink": "#171B20",
+    "muted": "#56606B",
+    "accent": "#0B5CAD",
+    "rule": "#D5DAE0",
+}
+DARK_PAGE = {
+    "ground": "#14181D",
+    "raised": "#1D232A",
+    "ink": "#E9ECEF",
+    "muted": "#A9B3BE",
+    "accent": "#7DB9F5",
+    "rule": "#38414B",
+}
