@@ -329,6 +329,20 @@ def test_what_is_not_covered_is_refused():
         Training(optimizer=lambda _: other)
 
 
+def test_a_promise_for_other_batches_is_refused():
+    """ε of Poisson samples (0.4 at this rate) on batches in a fixed order (4.4); add-remove where one more record
+    would move all others."""
+    f = ap.design("dp-sgd", steps=15, epochs=3)
+    for promise in ({"sampler": "poisson", "sampling_rate": 0.01}, {"sampler": "hash-slots"}):
+        m = ap.calibrate(f, noise_multiplier=1.0, adjacency="add-remove", **promise)
+        with pytest.raises(ValueError, match="here they come in a fixed order"):
+            make_private(PrivacyEngine(mechanism=m), None, epochs=3)
+    slots = DataLoader(data(), batch_sampler=[list(range(i, 60, 5)) for i in range(5)])
+    engine = PrivacyEngine(mechanism=m)
+    make_private(engine, slots, epochs=3)
+    assert "by a hash of each record" in str(engine.statement(1e-5)).replace("\n", " ")
+
+
 def test_layers_that_mix_examples_are_refused():
     norm = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
     with pytest.raises(Exception, match="BatchNorm"):

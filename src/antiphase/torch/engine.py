@@ -181,6 +181,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         loader: Any = data_loader if trusted else fixed_order_loader(data_loader)
         if not trusted:
             group.share(loader)
+        _refuse_other_batches(mechanism, loader)
         self.validate(module=module, optimizer=None, data_loader=None)
         if probe:
             refuse_mixing(module, data_loader)
@@ -439,6 +440,17 @@ class PlanAccountant:
 
     def load_state_dict(self, _: Any) -> None:
         raise ValueError("the plan is restored by PrivacyEngine.load_checkpoint")
+
+
+def _refuse_other_batches(mechanism: Mechanism, loader: Any) -> None:
+    ours = isinstance(getattr(getattr(loader, "batch_sampler", None), "sampler", None), FixedOrder)
+    # PRIVACY: a promise that rests on how batches come about holds for no other batches.   [G9]
+    if mechanism.amplified or (mechanism.sampler == "hash-slots" and ours):
+        raise ValueError(
+            f"the mechanism is for batches of sampler = {mechanism.sampler!r}, and here they come in a fixed order. "
+            'Calibrate for sampler="fixed-order"; or, for Poisson samples, PrivacyEngine(mechanism="dp-sgd"), and for '
+            "slots by a hash, a batch sampler of yours that assigns them"
+        )
 
 
 def _refuse_foreign_parameters(module: nn.Module, optimizer: Any) -> None:
