@@ -67,10 +67,11 @@ def test_opacus_own_tests(shown):
         [sys.executable, "-m", "tests.opacus.run", "--json"], capture_output=True, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=TESTS.parent, timeout=1800,
     )  # fmt: skip
+    assert done.stdout, done.stderr[-10_000:]
     found = json.loads(done.stdout)
-    shown("Opacus' own tests, our engine", f"{found['passed']} passed, {found['failed']} failed", "all that apply pass")
+    shown("Opacus' own tests, our engine", found["summary"], "all that apply pass, at least 50")
+    assert found["failures"] == {}
     assert done.returncode == 0
-    assert found["failed"] == 0
 
 
 @pytest.mark.long
