@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from scipy.linalg import block_diag
 
 import antiphase as ap
 from antiphase.factorization import dual
 from antiphase.factorization.blocks import Blocks
 from antiphase.factorization.dense import dense_optimum
-from antiphase.factorization.epochs import Search, bound_only, can_be_ringed, epoch_optimum
+from antiphase.factorization.epochs import Search, _encoder, bound_only, can_be_ringed, epoch_optimum
 from antiphase.factorization.recurrent import problem_of
 from antiphase.factorization.streamed import Streamed
 from antiphase.objective import Average, Curvature, Damped, Restarts
@@ -77,6 +78,21 @@ def test_cross_terms_are_counted():
     blocks = [X[np.ix_(c, c)] for c in participation.classes(48)]
     assert max(np.abs(b - np.diag(np.diagonal(b))).max() for b in blocks) > 1e-6
     assert max(np.abs(b).sum() for b in blocks) <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("objective", [Average(), Restarts(10)], ids=["whole", "stretches"])
+@pytest.mark.parametrize("name", ["plain", "short last epoch", "momentum", "delay"])
+def test_classes_are_scaled_by_all_that_one_record_can_do(name, objective):
+    """Far from the optimum, where cross terms are large: in each class the |entries| of CᵀC, not its diagonal, sum up
+    to 1, before anything is normalised."""
+    workload, every = CASES[name]
+    participation = ap.epochs(-(-workload.steps // every), every)
+    search = Search(problem_of(workload, objective), every, 1e-16, 1e-12)
+    C = block_diag(*_encoder(search, search.evaluate(search.start()), workload, participation))
+    X = C.T @ C
+    blocks = [X[np.ix_(c, c)] for c in participation.classes(workload.steps)]
+    assert min(np.trace(b) for b in blocks) < 0.9
+    np.testing.assert_allclose([np.abs(b).sum() for b in blocks], 1, atol=1e-8)
 
 
 def test_what_no_ring_fits_is_left_to_the_dense_path():

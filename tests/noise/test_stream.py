@@ -285,6 +285,21 @@ def test_memory_is_what_it_says():
     )
 
 
+@EVERY_ENGINE
+def test_too_little_memory_is_refused_and_no_other_engine_takes_over(mechanism):
+    """Another engine would round otherwise, and a run that goes on with less memory must not change a bit."""
+    kind = type(engine_for(mechanism.factorization, 1.0, 5120, 10**8))
+    needed = 16 * 5120 if kind is Regenerated else engine_for(mechanism.factorization, 1.0, 5120, 10**8).memory
+    key = ap.Key.insecure(1)
+    if needed:
+        with pytest.raises(ValueError, match=f"memory = {needed - 1} bytes"):
+            mechanism.noise(5000, key=key, memory=needed - 1)
+    assert key.runs() == [], "no run was begun"
+    stream = mechanism.noise(5000, key=key, memory=max(needed, 1))
+    assert type(stream._engine) is kind
+    assert stream.memory <= max(needed, 1)
+
+
 def test_a_row_that_was_interrupted_is_not_gone_on_from(monkeypatch):
     m = ap.calibrate(ap.design("dp-mf", steps=6), noise_multiplier=1.0)
     stream = m.noise(100, key=ap.Key.insecure(1))
