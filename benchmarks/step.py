@@ -39,7 +39,7 @@ def cnn():
 
 SETTINGS = {
     "cnn, batch 500, hooks": (cnn, (3, 32, 32), 500, "hooks", 5),
-    "cnn, batch 500, ghost": (cnn, (3, 32, 32), 500, "ghost", 5),
+    "cnn, batch 500, ghost": (cnn, (3, 32, 32), 500, "ghost", 15),
     "logistic regression, batch 64, hooks": (lambda: nn.Linear(784, 10), (784,), 64, "hooks", 900),
 }
 

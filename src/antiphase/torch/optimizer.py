@@ -179,7 +179,8 @@ class PrivateGhostOptimizer(_Private, DPOptimizerFastGradientClipping):  # type:
         if not self.pending:
             raise ValueError("there is no gradient of any example: call backward() on the loss before step()")
         for p in self.params:
-            _add(p, p.grad.to(torch.promote_types(p.grad.dtype, torch.float32), copy=True))
+            _add(p, p.grad.to(torch.promote_types(p.grad.dtype, torch.float32)))
+            p.grad = None  # it may be the sum itself now, and a backward pass would add to it
         self.pending = False
 
 
