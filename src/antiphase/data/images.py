@@ -72,7 +72,7 @@ def _header(path: Path) -> tuple[tuple[int, int], str]:
     try:
         with _open(path) as image:
             return image.size, image.mode
-    except (OSError, SyntaxError, ValueError) as error:
+    except Exception as error:  # Pillow raises nearly anything for a damaged image
         raise _damaged(path, error) from error
 
 
@@ -82,7 +82,7 @@ def _pixels(files: list[Path], size: tuple[int, int], grey: bool) -> NDArray[np.
         try:
             with _open(path) as image:
                 pixels = np.asarray(image.convert("L" if grey else "RGB"))
-        except (OSError, SyntaxError, ValueError) as error:
+        except Exception as error:
             raise _damaged(path, error) from error
         row[:] = pixels[None] if grey else pixels.transpose(2, 0, 1)
     return result

@@ -48,7 +48,8 @@ def obtain(known: Known, folder: Path | None = None, progress: Progress | None =
     except OSError as error:
         where = f"{kept}" if kept else "the temporary folder"
         if error.errno in FULL:
-            text = f"the disk is full: {where} has no room for it. Nothing was kept. Free some space"
+            room = 2 * sum(source.size for source in known.files) // 10**6 + 1  # packed and unpacked, for a moment
+            text = f"the disk is full: {where} needs {room} MB. Nothing was kept. Free some space"
         else:
             text = f"{where} cannot be written ({error.strerror or error})"
         raise DataError(

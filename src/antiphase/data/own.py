@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-import zipfile
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from antiphase.data.formats import unit
 from antiphase.errors import DataError
 
 Anything = NDArray[Any]
+LARGEST = float(np.finfo(np.float32).max)
 LABELS = ("label", "target", "class", "y")
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
@@ -64,7 +65,7 @@ def from_npz(path: Path) -> Dataset:
             arrays = [(name, archive[name]) for name in names]
     except DataError:
         raise
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, AttributeError) as error:
+    except Exception as error:  # a damaged zip or header raises nearly anything
         raise DataError(
             f"{path} cannot be read as an .npz of plain arrays ({error}); write it with "
             "numpy.savez(path, x=…, y=…), numbers and no objects"
@@ -78,22 +79,20 @@ def from_csv(path: Path) -> Dataset:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
-            first = next((row for row in reader if row), [])
+            table = ((reader.line_num, row) for row in reader if row)
+            start, first = next(table, (1, []))
+            if len(first) < 2:
+                raise DataError(
+                    f"{path}, line {start}: {len(first)} columns; a label and a feature are needed at least"
+                )
             words = [cell.strip().lower() for cell in first]
             header = [cell.strip() for cell in first] if _is_header(words) else []
             column = next((i for i, word in enumerate(words) if header and word in LABELS), len(words) - 1)
-            if len(words) < 2:
-                raise DataError(f"{path}, line 1: {len(words)} columns; there must be a label and a feature at least")
-            row, line = (next(reader, None), reader.line_num) if header else (first, reader.line_num)
-            while row is not None:
-                if row:  # an empty line is none
-                    if len(row) != len(first):
-                        raise DataError(
-                            f"{path}, line {line}: {len(row)} columns where the first line has {len(first)}"
-                        )
-                    labels.append(row.pop(column).strip())
-                    rows.append(_numbers(path, line, row, column, header))
-                row, line = next(reader, None), reader.line_num
+            for line, row in table if header else chain([(start, first)], table):
+                if len(row) != len(first):
+                    raise DataError(f"{path}, line {line}: {len(row)} columns where the first line has {len(first)}")
+                labels.append((line, row[column].strip()))
+                rows.append(_numbers(path, line, row[:column] + row[column + 1 :], column, header))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a .csv in UTF-8 ({error})") from error
     if not rows:
@@ -118,30 +117,28 @@ def _is_number(text: str) -> bool:
 def _numbers(path: Path, line: int, cells: list[str], label: int, header: list[str]) -> NDArray[np.float32]:
     try:
         row = np.array([float(cell) for cell in cells])
-        if np.abs(row).max() < np.finfo(np.float32).max:  # false for NaN
+        if np.abs(row).max() <= LARGEST:  # false for NaN
             return row.astype(np.float32)
     except ValueError:
         pass
     for i, cell in enumerate(cells):
-        if not _is_number(cell) or not abs(float(cell)) < np.finfo(np.float32).max:
+        if not _is_number(cell) or not abs(float(cell)) <= LARGEST:
             column = i + (i >= label)
             name = f" ({header[column]})" if header else ""
             raise DataError(f"{path}, line {line}, column {column + 1}{name}: {cell!r} is not a finite number")
     raise AssertionError("unreachable")
 
 
-def _parsed(path: Path, labels: list[str]) -> Anything:
+def _parsed(path: Path, labels: list[tuple[int, str]]) -> Anything:
     """Labels of a table: all whole numbers, or words; fractions are neither."""
     try:
-        return np.array([int(label) for label in labels])
+        return np.array([int(label) for _, label in labels], np.int64)
     except (ValueError, OverflowError):
         pass
-    for i, label in enumerate(labels):
+    for line, label in labels:
         if not label or (_is_number(label) and not label.lstrip("+-").isdecimal()):
-            raise DataError(
-                f"{path}, example {i + 1}: label = {label!r} must be a whole number or a word; this package classifies"
-            )
-    return np.array(labels)
+            raise DataError(f"{path}, line {line}: label = {label!r} must be a whole number or a word, for a class")
+    return np.array([label for _, label in labels])
 
 
 def _inputs(path: Path, name: str, array: Anything) -> NDArray[np.float32]:

@@ -16,6 +16,7 @@ from antiphase.data.sources import Contents, Known, Package
 from antiphase.data.unpack import SLACK, MissedError, checked, largest, members
 
 STALL = 60.0  # seconds in which a tool brings not a byte, after which it is ended
+NO_ROOM = ("ENOSPC", "No space left", "enough free space")  # what npm, dpkg and apt say of a full disk
 
 
 def bring(known: Known, package: Package, place: Path, progress: Progress | None) -> Contents:
@@ -30,7 +31,7 @@ def bring(known: Known, package: Package, place: Path, progress: Progress | None
     else:
         try:
             files = package.rebuild(found)
-        except (ValueError, OSError, SyntaxError) as error:  # what Pillow and json say of damaged files
+        except Exception as error:  # Pillow raises nearly anything for a damaged image
             raise MissedError(f"the package is damaged ({error})") from error
     return {source.name: checked(source, files[source.name]) for source in known.files}
 
@@ -77,31 +78,33 @@ def _run(
     command: list[str], folder: Path, package: Package, progress: Progress | None, output: Path | None = None
 ) -> None:
     """Run a tool in ``folder``, watching the folder grow, until it ends, fails or stalls."""
-    log = folder / ".log"
+    # What it says goes through a pipe: on a full disk a file would stay empty.
     with (
         open(output or os.devnull, "wb") as out,
-        log.open("wb") as err,
         subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=os.environ | {"LC_ALL": "C"}
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"LC_ALL": "C"},
         ) as process,
     ):
         try:
-            _watch(process, folder, package, progress)
+            said = _watched(process, folder, package, progress).decode(errors="replace")
         finally:
             process.kill()
     if process.returncode:
-        said = log.read_text(errors="replace")
-        if "ENOSPC" in said or "No space left" in said:
+        if any(words in said for words in NO_ROOM):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise MissedError(_gist(said) or f"it ended with status {process.returncode}")
 
 
-def _watch(process: subprocess.Popen[bytes], folder: Path, package: Package, progress: Progress | None) -> None:
+def _watched(process: subprocess.Popen[bytes], folder: Path, package: Package, progress: Progress | None) -> bytes:
     size, since = 0, time.monotonic()
     while True:
         try:
-            process.wait(timeout=0.2)
-            return
+            return process.communicate(timeout=0.2)[1]
         except subprocess.TimeoutExpired:
             now = _weight(folder)
             if now != size:

@@ -1,0 +1,124 @@
+"""A small web site with the faults of large ones, tiny data sets for it, and a package tool that does as it is told."""
+
+import gzip
+import hashlib
+import io
+import tarfile
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+
+from antiphase.data import formats
+from antiphase.data.sources import IDX, Known, Package, Source
+
+
+def contents(seed=0):
+    """The four files of a tiny MNIST: random pixels, so that they hardly pack."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for part, count in (("train", 300), ("t10k", 100)):
+        pixels = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        header = np.array([0x803, count, 28, 28], ">i4").tobytes()
+        found[f"{part}-images-idx3-ubyte"] = header + pixels.tobytes()
+        labels = np.arange(count, dtype=np.uint8) % 10
+        found[f"{part}-labels-idx1-ubyte"] = np.array([0x801, count], ">i4").tobytes() + labels.tobytes()
+    return {name: found[name] for name in IDX}
+
+
+def known(*mirrors, **changes):
+    files = tuple(Source(name, len(c), hashlib.sha256(c).hexdigest()) for name, c in contents().items())
+    tiny = Known(
+        "tiny", files, formats.idx, tuple("0123456789"), (0.5,), (0.3,), mirrors, package=None, layouts=("tiny", "raw")
+    )
+    return replace(tiny, **changes)
+
+
+def package(tool="npm"):
+    folder, end = ("package/data/", "") if tool == "npm" else ("usr/share/", ".gz")
+    return Package(tool, "tiny-data@1.0.0", 10_000, tuple(f"{folder}{name}{end}" for name in IDX))
+
+
+def packed(files=None):
+    """What a mirror serves: each file as .gz."""
+    return {f"{name}.gz": gzip.compress(content) for name, content in (files or contents()).items()}
+
+
+def tarred(members, mode="w:gz"):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+class Site:
+    """Serves ``files`` by name; ``fault(name)`` may name a fault for one request."""
+
+    def __init__(self, files):
+        self.files, self.requests = dict(files), []
+        self.fault = lambda name: None
+
+    def ranges(self, name):
+        return [asked for path, asked in self.requests if path == name]
+
+
+@contextmanager
+def serving(files):
+    site = Site(files)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            name, asked = self.path.strip("/"), self.headers["Range"]
+            site.requests.append((name, asked))
+            fault = site.fault(name)
+            if name not in site.files or fault == "missing":
+                self.send_error(404)
+                return
+            body = site.files[name]
+            start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and fault != "no ranges" else 0
+            if start and start >= len(body):
+                self.send_error(416)
+                return
+            self.send_response(206 if start else 200)
+            if start:
+                claimed = start + 1 if fault == "other range" else start
+                self.send_header("Content-Range", f"bytes {claimed}-{len(body) - 1}/{len(body)}")
+            if fault != "no length":
+                self.send_header("Content-Length", str(len(body) - start))
+            self.end_headers()
+            rest = body[start:]
+            if fault == "drop":
+                rest = rest[: len(rest) // 2]
+            self.wfile.write(rest[:1000] if fault == "stall" else rest)
+            if fault == "stall":
+                self.wfile.flush()
+                time.sleep(1.5)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    site.url = f"http://127.0.0.1:{server.server_port}/"
+    try:
+        yield site
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def tool(folder, name, script):
+    """A package tool on a PATH of its own: a shell script."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
