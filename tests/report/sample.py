@@ -9,6 +9,7 @@ from antiphase.report import charts
 from antiphase.report.page import Block, Column, Grid, Page
 
 STEPS, EPOCHS = 256, 4
+KINDS = ("noise", "spectrum", "error", "accuracy", "training", "seconds", "matrices")
 NAMES = {"DP-SGD": "dp-sgd", "DP-MF": "dp-mf", "DP-MF⁺, τ = T": "dp-mf+", "damped": "damped"}
 
 
@@ -69,6 +70,7 @@ def error_points():
     return points
 
 
+@functools.cache
 def all_charts():
     return {
         "noise": charts.noise_per_iterate(designs()),
@@ -81,6 +83,7 @@ def all_charts():
     }
 
 
+@functools.cache
 def page():
     """All parts of a page."""
     drawn = all_charts()

@@ -78,11 +78,23 @@ def tick_label(value: float) -> str:
     ['0', '0.25', '1,500', '32,768', '10⁶', '2×10⁻⁷']
     """
     if value and not 1e-4 <= abs(value) < 1e6:
-        digits, power = f"{value:.6e}".split("e")
-        raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-        mantissa = f"{float(digits):g}"
-        return f"10{raised}" if mantissa == "1" else f"{mantissa}×10{raised}".replace("-", "−")
-    return f"{value:,.10g}".replace("-", "−")
+        digits, power = f"{value:.9e}".split("e")
+        return typeset(f"{float(digits):.10g}e{power}")
+    return typeset(f"{value:,.10g}")
+
+
+def typeset(number: str) -> str:
+    """A number as a page prints it: with a true minus, and powers of ten.
+
+    >>> typeset("-1.5"), typeset("2e-10"), typeset("1e+06")
+    ('−1.5', '2×10⁻¹⁰', '10⁶')
+    """
+    mantissa, _, power = number.partition("e")
+    mantissa = mantissa.replace("-", "−")
+    if not power:
+        return mantissa
+    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{raised}" if mantissa == "1" else f"{mantissa}×10{raised}"
 
 
 def axes_of(chart: Lines) -> tuple[Axis, Axis]:

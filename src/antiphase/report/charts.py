@@ -266,6 +266,9 @@ def _lines_in_words(chart: Lines) -> str:
 
 def _maps_in_words(chart: HeatMaps) -> str:
     words = [f"Heat maps: {chart.y_label} downwards, {chart.x_label} to the right."]
-    for label, m in chart.matrices.items():
-        words.append(f"{label}: {m.shape[0]} by {m.shape[1]}, values from {m.min():.3g} to {m.max():.3g}.")
-    return " ".join(words)
+    return " ".join(words + [matrix_in_words(label, matrix) for label, matrix in chart.matrices.items()])
+
+
+def matrix_in_words(label: str, matrix: Array) -> str:
+    rows, columns = matrix.shape
+    return f"{label}: {rows} by {columns}, values from {matrix.min():.3g} to {matrix.max():.3g}."

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from antiphase.report import palette, svg
+from antiphase.report.axes import tick_label, typeset
 from antiphase.report.charts import Chart, HeatMaps, Lines
 from antiphase.statement import PrivacyStatement, rounded_up
 
@@ -50,18 +51,15 @@ class Column:
         if isinstance(value, str):
             return value
         if isinstance(self.digits, str):
-            return format(value, self.digits).replace("-", "−")
+            return typeset(format(value, self.digits))
         if not math.isfinite(value):
             return "∞" if value == math.inf else str(value)
+        if isinstance(value, int):
+            return typeset(f"{value:,}")
         if value and not 1e-4 <= abs(value) < 1e9:
-            return f"{value:.{max(self.digits - 1, 0)}e}".replace("e-0", "e-").replace("e+0", "e").replace("-", "−")
-        before = len(str(int(abs(value))))
-        places = (
-            max(self.digits - before, 0)
-            if abs(value) >= 1
-            else self.digits - 1 - math.floor(math.log10(abs(value) or 1))
-        )
-        return f"{value:,.{0 if isinstance(value, int) else places}f}".replace("-", "−")
+            return typeset(f"{value:.{max(self.digits - 1, 0)}e}")
+        size = math.floor(math.log10(abs(value))) if value else 0
+        return typeset(f"{value:,.{max(self.digits - 1 - size, 0)}f}")
 
 
 @dataclass(frozen=True)
@@ -149,8 +147,23 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["unbroken"] = unbroken
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
     return environment
+
+
+def unbroken(text: str) -> Markup:
+    """The text, escaped; short words are not broken at their hyphens (DP-SGD), nor equations and percentages.
+
+    >>> unbroken("a <b> DP-SGD")
+    Markup('a &lt;b&gt; <span class="nobr">DP-SGD</span>')
+    """
+    text = text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
+    words = [
+        Markup('<span class="nobr">{}</span>').format(word) if "-" in word and len(word) <= 14 else escape(word)
+        for word in text.split(" ")
+    ]
+    return Markup(" ").join(words)
 
 
 def _hash(text: str) -> str:
@@ -209,7 +222,7 @@ def _statement(statement: PrivacyStatement | Block) -> dict[str, Any]:
         return {"title": statement.title, "paragraphs": statement.text.split("\n\n"), "json": None, "link": None}
     text = statement.to_json()
     link = "data:application/json;base64," + base64.b64encode(text.encode()).decode()
-    promise = f"({rounded_up(statement.epsilon)}, {statement.delta:g})"
+    promise = f"({rounded_up(statement.epsilon)}, {tick_label(statement.delta)})"
     return {
         "title": f"{statement.mechanism}: {promise}-differential privacy",
         "paragraphs": unwrapped(str(statement), 100),

@@ -38,7 +38,7 @@ DARK = {
 OTHER_DARK = "#A8AEB5"
 
 # Heat maps: above zero and below it; both can be seen on white and on the dark ground.
-POSITIVE, NEGATIVE = "#D55E00", "#0072B2"
+POSITIVE, NEGATIVE = "#D55E00", "#2B86DE"
 
 # What the page is painted with: text is ``ink`` or ``muted``, buttons ``accent``, all on ``ground`` or ``raised``.
 LIGHT_PAGE = {

@@ -18,7 +18,7 @@ import numpy as np
 from antiphase._checks import Array
 from antiphase.participation import Indices
 from antiphase.report.axes import Axis, axes_of, marked, spread, tick_label, x_ticks
-from antiphase.report.charts import HeatMaps, Lines, Series
+from antiphase.report.charts import HeatMaps, Lines, Series, matrix_in_words
 from antiphase.report.palette import COLOURS, NEGATIVE, POSITIVE
 
 MOST_POINTS = 600  # of a curve, drawn or hovered over
@@ -67,8 +67,10 @@ def lines(chart: Lines, frame: Frame) -> dict[str, Any]:
         "x_ticks": [(_x(plot, x_axis.place(t)), tick_label(t)) for t in xs],
         "y_ticks": [(_y(plot, y_axis.place(t)), tick_label(t)) for t in ys],
         "curves": [
-            _curve(s, plot, x_axis, y_axis) | _label(plot, end, next(places) if end is not None else None)
-            for s, end in zip(chart.series, ends, strict=True)
+            {"index": i}
+            | _curve(s, plot, x_axis, y_axis)
+            | _label(plot, end, next(places) if end is not None else None)
+            for i, (s, end) in enumerate(zip(chart.series, ends, strict=True))
         ],
     }
 
@@ -168,11 +170,11 @@ def _last_height(s: Series, y_axis: Axis) -> float | None:
 
 
 def _x(plot: tuple[float, ...], place: Any) -> Any:
-    return np.round(plot[0] + plot[2] * place, 1)
+    return np.round(plot[0] + plot[2] * place, 2)
 
 
 def _y(plot: tuple[float, ...], place: Any) -> Any:
-    return np.round(plot[1] + plot[3] * (1 - place), 1)
+    return np.round(plot[1] + plot[3] * (1 - place), 2)
 
 
 def _path(x: Array, y: Array) -> str:
@@ -258,4 +260,6 @@ def png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
 
 def maps(chart: HeatMaps) -> Mapping[str, dict[str, Any]]:
     """Each matrix of the chart, by label."""
-    return {label: heat_map(matrix) for label, matrix in chart.matrices.items()}
+    return {
+        label: heat_map(matrix) | {"alt": matrix_in_words(label, matrix)} for label, matrix in chart.matrices.items()
+    }
