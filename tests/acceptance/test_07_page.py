@@ -140,7 +140,7 @@ def test_keys_and_labels(opened, shown):
     p.keyboard.press("Escape")
     assert p.locator("#chart-1 .tip").is_hidden()
     curve = p.locator('#chart-1 svg.wide .curve[data-series="0"]')
-    label = p.get_by_role("button", name="DP-SGD").first
+    label = p.get_by_role("button", name="DP-SGD", exact=True).first
     label.focus()
     p.keyboard.press("Enter")
     assert curve.is_hidden()

@@ -121,7 +121,7 @@ def _maps(chart: HeatMaps) -> Any:
             ticks = [1, *(t for t in Axis(1, size + 0.01).ticks(4) if t > 0.15 * size)]
             axis.set_ticks(ticks, [tick_label(t) for t in ticks])
         bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.9, aspect=24)
-        marks = Axis(-limit, limit).ticks(5)
+        marks = Axis(-limit, limit).ticks(3)
         bar.set_ticks(marks, labels=[tick_label(t) for t in marks])
         bar.outline.set_visible(False)
     all_axes[0][0].set_ylabel(chart.y_label)

@@ -114,7 +114,7 @@ def write(path: str | os.PathLike[str], page: Page) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="\n")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
