@@ -1,0 +1,352 @@
+"""A whole training from a recipe: what a seed decides and what not, going on after a stop, and what is refused."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from antiphase import Key, data
+from antiphase.torch import training
+from antiphase.torch.models import model
+from antiphase.torch.training import Recipe, torch_generator, train
+
+
+def dataset(size=400):
+    whole = data.load("digits")
+    part = data.Split(whole.train.inputs[:size], whole.train.targets[:size])
+    return dataclasses.replace(whole, train=part)
+
+
+DIGITS = dataset()
+RECIPE = Recipe(epochs=2, batch_size=40, learning_rate=0.5, epsilon=8.0, delta=1e-5, mechanism="dp-mf")
+
+
+def recipe(**other):
+    return dataclasses.replace(RECIPE, **other)
+
+
+def same(a, b):
+    return a.weights.keys() == b.weights.keys() and all(torch.equal(a.weights[k], b.weights[k]) for k in a.weights)
+
+
+class Stop(Exception):
+    """The process ends."""
+
+
+def stopping(at, error=Stop):
+    def progress(step, steps, latest):
+        if step == at:
+            raise error
+
+    return progress
+
+
+# ---- seeds -------------------------------------------------------------------------------------------------
+
+
+def test_the_seed_decides_all_but_the_noise():
+    first, again = train(RECIPE, DIGITS, seed=3), train(RECIPE, DIGITS, seed=3)
+    assert not same(first, again), "noise from a secret key differs every time"
+    plain = recipe(mechanism="none")
+    assert same(train(plain, DIGITS, seed=3), train(plain, DIGITS, seed=3))
+    assert not same(train(plain, DIGITS, seed=3), train(plain, DIGITS, seed=4)), "another order"
+
+
+@pytest.mark.parametrize("mechanism", ["dp-mf", "dp-sgd"])
+def test_insecure_noise_repeats_and_the_statement_says_so(mechanism):
+    wanted = recipe(mechanism=mechanism, epsilon=None, noise_multiplier=1.0)
+    first = train(wanted, DIGITS, insecure_noise=5)
+    assert same(first, train(wanted, DIGITS, insecure_noise=5))
+    assert not same(first, train(wanted, DIGITS, insecure_noise=6))
+    assert "INSECURE" in str(first.statement)
+    assert "INSECURE" not in str(train(wanted, DIGITS).statement)
+
+
+def test_global_generators_and_threads_are_left_alone():
+    threads, state, numpy_state = torch.get_num_threads(), torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    train(recipe(model="mlp"), DIGITS, seed=1)
+    assert torch.equal(state, torch.get_rng_state())
+    assert (numpy_state == np.random.get_state()[1]).all()  # noqa: NPY002
+    assert threads == torch.get_num_threads()
+
+
+# ---- what comes of it --------------------------------------------------------------------------------------
+
+
+def test_an_outcome_tells_what_was_promised_and_reached():
+    seen = []
+    made = train(RECIPE, DIGITS, evaluate=5, progress=lambda step, steps, latest: seen.append((step, steps, latest)))
+    assert made.steps == 20
+    assert [step for step, _, _ in made.curve] == [5, 10, 15, 20]
+    assert made.curve[-1][1:] == (made.accuracy, made.loss)
+    assert [s[:2] for s in seen] == [(t, 20) for t in range(1, 21)]
+    assert seen[3][2] == {}
+    assert seen[-1][2] == {"accuracy": made.accuracy, "loss": made.loss}
+    assert made.finite
+    assert made.epsilon <= 8.0
+    assert made.statement.released_rows == 20
+    found = json.loads(made.to_json())
+    assert found["epsilon"] == made.epsilon
+    assert found["recipe"]["mechanism"] == "dp-mf"
+    assert found["statement"]["delta"] == 1e-5
+
+
+def test_without_privacy_there_is_no_statement_and_more_accuracy():
+    plain = train(recipe(mechanism="none", epochs=5), DIGITS)
+    assert plain.statement is plain.epsilon is plain.noise_multiplier is None
+    assert plain.accuracy > 0.8
+    assert json.loads(plain.to_json())["statement"] is None
+
+
+@pytest.mark.parametrize("mechanism", ["dp-mf+", "none"])
+def test_divergence_is_an_outcome_not_a_crash(mechanism):
+    lost = train(recipe(mechanism=mechanism, learning_rate=1e38, momentum=0.9), DIGITS)
+    assert not lost.finite
+    assert 0 <= lost.accuracy <= 1
+    assert json.loads(lost.to_json())["finite"] is False
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_every_model_learns_digits(name, mode):
+    made = train(
+        recipe(model=name, epochs=4, learning_rate=0.5, momentum=0.5, epsilon=50.0, grad_sample_mode=mode), DIGITS
+    )
+    assert made.accuracy > 0.5, made.accuracy
+
+
+def test_the_engine_designs_for_the_schedule_and_the_momentum():
+    found = {
+        train(recipe(schedule=schedule, momentum=momentum), DIGITS).statement.digest
+        for schedule in ("constant", "linear", "cosine")
+        for momentum in (0.0, 0.9)
+    }
+    assert len(found) == 6
+
+
+def test_options_reach_the_design():
+    made = train(recipe(mechanism="dp-mf+", options={"tau": 7}), DIGITS)
+    assert made.statement.digest != train(recipe(mechanism="dp-mf+"), DIGITS).statement.digest
+    with pytest.raises(TypeError, match=r"tua = 7.*tau"):
+        train(recipe(mechanism="dp-mf+", options={"tua": 7}), DIGITS)
+
+
+def test_inputs_are_scaled_by_public_constants():
+    plain = recipe(mechanism="none", inputs="standard")
+    mean, std = (np.float32(v[0]) for v in (DIGITS.mean, DIGITS.std))
+    parts = {
+        name: data.Split((getattr(DIGITS, name).inputs - mean) / std, getattr(DIGITS, name).targets)
+        for name in ("train", "test")
+    }
+    shifted = dataclasses.replace(DIGITS, **parts, mean=None)
+    found = train(plain, DIGITS).weights, train(recipe(mechanism="none"), shifted).weights
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name])
+    with pytest.raises(ValueError, match="no public mean"):
+        train(plain, shifted)
+
+
+# ---- DP-SGD ------------------------------------------------------------------------------------------------
+
+
+def test_generators_of_torch_have_their_whole_state_from_the_key():
+    """The same words in NumPy's Mersenne Twister give the same numbers; so none of the state is torch's seed."""
+    made = torch_generator(Key.insecure(1), "noise")
+    words = made.get_state().numpy()[24 : 24 + 8 * 624].view(np.uint64)
+    twister = np.random.MT19937()
+    twister.state = {"bit_generator": "MT19937", "state": {"key": words.astype(np.uint32), "pos": 624}}
+    expected = (twister.random_raw(2000) & 0xFFFFFF) / 2**24
+    assert np.array_equal(torch.rand(2000, generator=made).numpy(), expected.astype(np.float32))
+    first = [torch.rand(3, generator=torch_generator(Key.generate(), "noise")) for _ in range(2)]
+    assert not torch.equal(*first)
+    assert not torch.equal(first[0], torch.rand(3, generator=torch_generator(Key.insecure(1), "samples")))
+
+
+def test_neither_noise_nor_samples_of_dp_sgd_follow_the_seed(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(training, "_collate", lambda batch: drawn.append(batch[1].tolist()) or batch)
+    wanted = recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0)
+    first = train(wanted, DIGITS, seed=1)
+    again = train(wanted, DIGITS, seed=1)
+    assert drawn[:20] != drawn[20:]
+    assert len({len(batch) for batch in drawn}) > 5, "sizes vary"
+    assert abs(sum(map(len, drawn)) - 1600) < 5 * 1600**0.5
+    assert not same(first, again)
+
+
+def test_dp_sgd_claims_amplification_for_its_samples_alone():
+    sampled = train(recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0), DIGITS)
+    assert sampled.statement.sampler == "poisson"
+    assert sampled.statement.sampling_rate == 0.1
+    assert "no cryptographic generator" in sampled.statement.noise_source
+    ordered = train(recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0, poisson=False), DIGITS)
+    assert ordered.statement.sampler == "fixed-order"
+    assert ordered.statement.sampling_rate is None
+    assert ordered.statement.participation == "2 epochs of 10 steps"
+
+
+def test_batches_of_nobody_are_steps_too():
+    made = train(recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0, batch_size=1), dataset(30))
+    assert made.steps == 60
+    assert made.finite
+
+
+# ---- going on ----------------------------------------------------------------------------------------------
+
+
+def dropout(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, classes))
+
+
+@pytest.mark.parametrize("mechanism", ["dp-mf", "dp-sgd"])
+@pytest.mark.parametrize("stop", [1, 13, 20])
+def test_a_run_goes_on_bit_for_bit(tmp_path, mechanism, stop):
+    wanted = recipe(mechanism=mechanism, poisson=False, model=f"{__name__}:dropout", momentum=0.9, schedule="cosine")
+    whole = train(wanted, DIGITS, insecure_noise=1, evaluate=4)
+    options = {"insecure_noise": 1, "evaluate": 4, "checkpoint": tmp_path / "run"}
+    with pytest.raises(Stop):
+        train(wanted, DIGITS, progress=stopping(stop), **options)
+    torch.manual_seed(99)  # whatever happens in between
+    again = train(wanted, DIGITS, resume=True, **options)
+    assert same(whole, again)
+    assert again.curve == whole.curve
+    assert again.statement == whole.statement
+
+
+def test_a_secret_key_is_kept_and_steps_made_again_are_the_same(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(Stop):
+        train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(13))
+    ledger = next(folder.glob("key.*.ledger"))
+    first = ledger.read_bytes()
+    assert len(first) == 13 * 16
+    made = train(RECIPE, DIGITS, checkpoint=folder, resume=True)
+    assert ledger.read_bytes()[: len(first)] == first
+    assert len(ledger.read_bytes()) == 20 * 16, "each step once"
+    assert made.statement.epsilon <= 8.0
+    finished = train(RECIPE, DIGITS, checkpoint=folder, resume=True)
+    assert same(made, finished)
+    assert dataclasses.replace(finished, weights={}) == dataclasses.replace(made, weights={}), "to the last second"
+    from safetensors.torch import load_file
+
+    stored = load_file(folder / "model.safetensors")
+    assert all(torch.equal(stored[name], w) for name, w in made.weights.items())
+
+
+@pytest.mark.parametrize("raised", [True, False], ids=["raised", "signal"])
+def test_ctrl_c_saves_where_it_stands(tmp_path, raised):
+    def press(step, steps, latest):
+        if step == 5 and not raised:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    options = {"checkpoint": tmp_path / "run", "insecure_noise": 2}
+    with pytest.raises(KeyboardInterrupt):
+        train(RECIPE, DIGITS, progress=stopping(5, KeyboardInterrupt) if raised else press, **options)
+    assert signal.getsignal(signal.SIGINT) is before
+    steps = []
+    again = train(RECIPE, DIGITS, resume=True, progress=lambda step, *_: steps.append(step), **options)
+    assert steps == list(range(6, 21))
+    assert same(again, train(RECIPE, DIGITS, insecure_noise=2))
+
+
+def test_another_run_is_refused_and_nothing_overwritten(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(Stop):
+        train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(3))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(FileExistsError, match="resume=True"):
+        train(RECIPE, DIGITS, checkpoint=folder)
+    with pytest.raises(ValueError, match=r"epochs was 2, is 3; learning_rate was 0.5, is 0.25; seed was 0, is 1"):
+        train(recipe(epochs=3, learning_rate=0.25), DIGITS, checkpoint=folder, resume=True, seed=1)
+    with pytest.raises(ValueError, match=r"data digest was '\w+', is '\w+'\. Nothing"):
+        train(RECIPE, dataset(300), checkpoint=folder, resume=True)
+    with pytest.raises(ValueError, match="insecure_noise was None, is 1"):
+        train(RECIPE, DIGITS, checkpoint=folder, resume=True, insecure_noise=1)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with pytest.raises(FileNotFoundError, match="no run to go on with"):
+        train(RECIPE, DIGITS, checkpoint=tmp_path / "other", resume=True)
+    with pytest.raises(TypeError, match="resume = True needs checkpoint"):
+        train(RECIPE, DIGITS, resume=True)
+    for name in ("none", "dp-sgd"):
+        with pytest.raises(ValueError, match="keeps no checkpoints"):
+            train(recipe(mechanism=name), DIGITS, checkpoint=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+# ---- models and recipes ------------------------------------------------------------------------------------
+
+
+def test_the_network_fits_every_image():
+    assert sum(p.numel() for p in model("cnn", (3, 32, 32), 10).parameters()) == 550_570
+    for shape in [(1, 28, 28), (1, 8, 8), (3, 5, 9), (1, 1, 1), (2, 64, 48)]:
+        assert model("cnn", shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
+    for name in ("logistic", "mlp"):
+        assert model(name, (12,), 3)(torch.zeros(2, 12)).shape == (2, 3)
+    with pytest.raises(ValueError, match=r"images .* shape \(12,\)"):
+        model("cnn", (12,), 3)
+
+
+def test_models_of_the_user(tmp_path, monkeypatch):
+    (tmp_path / "mine_for_this_test.py").write_text(
+        "from torch import nn\n"
+        "def small(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+        "def mixing(shape, classes): return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))\n"
+        "def wrong(shape, classes): return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert train(recipe(model="mine_for_this_test:small"), DIGITS).finite
+    with pytest.raises(Exception, match="BatchNorm"):
+        train(recipe(model="mine_for_this_test:mixing"), DIGITS)
+    with pytest.raises(TypeError, match="returned a int"):
+        train(recipe(model="mine_for_this_test:wrong"), DIGITS)
+    for name in ("mine_for_this_test:absent", "no_such_module:f", ":"):
+        with pytest.raises(ValueError, match="cannot be imported"):
+            train(recipe(model=name), DIGITS)
+    with pytest.raises(ValueError, match="logistic, mlp, cnn"):
+        train(recipe(model="perceptron"), DIGITS)
+
+
+class Mixing(nn.Module):
+    """Takes the mean of the batch away, which no list of layers shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.layer(x - x.mean(dim=0))
+
+
+def mixing(shape, classes):
+    return Mixing()
+
+
+def test_models_that_mix_examples_are_noticed_with_this_loader_too():
+    with pytest.raises(ValueError, match="mixes examples"):
+        train(recipe(model=f"{__name__}:mixing"), DIGITS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"epochs": 0}, "epochs = 0"),
+        ({"batch_size": 2.5}, "batch_size = 2.5"),
+        ({"learning_rate": -1.0}, "learning_rate = -1"),
+        ({"momentum": 1.0}, "momentum = 1"),
+        ({"schedule": "sine"}, "schedule = 'sine'.*cosine"),
+        ({"mechanism": "dpsgd"}, "mechanism = 'dpsgd'.*dp-sgd"),
+        ({"noise_multiplier": 1.0}, "give one"),
+        ({"epsilon": None}, "give one"),
+        ({"delta": None}, "δ is yours"),
+    ],
+)
+def test_recipes_that_make_no_sense_are_refused(wrong, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        recipe(**wrong)
