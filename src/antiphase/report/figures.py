@@ -22,10 +22,12 @@ from matplotlib.colors import FuncNorm, LinearSegmentedColormap
 from antiphase.report.axes import Axis, axes_of, marked, spread, tick_label, x_ticks
 from antiphase.report.charts import Chart, HeatMaps, Lines, Series
 from antiphase.report.palette import COLOURS, LIGHT_PAGE, NEGATIVE, OTHER, POSITIVE
+from antiphase.report.svg import thinned
 
 __all__ = ["COLOURS", "draw"]
 
 SMALLEST = 13.0  # points
+MOST_POINTS = 4000  # of a curve: more than the dots of a line of print
 STYLE: Any = {
     "font.size": SMALLEST,
     "axes.titlesize": 15,
@@ -64,7 +66,7 @@ def _lines(chart: Lines) -> Any:
     figure, axes = plt.subplots(figsize=(9, 5.4), layout="constrained")
     x_axis, y_axis = axes_of(chart)
     for series in chart.series:
-        _curve(axes, series)
+        _curve(axes, series, x_axis)
     axes.set(xscale="log" if x_axis.log else "linear", yscale="log" if y_axis.log else "linear")
     for axis, ticks in ((axes.xaxis, x_ticks(chart, x_axis)), (axes.yaxis, y_axis.ticks())):
         axis.set_ticks(ticks, [tick_label(t) for t in ticks])
@@ -81,15 +83,16 @@ def _lines(chart: Lines) -> Any:
     return figure
 
 
-def _curve(axes: Any, series: Series) -> None:
+def _curve(axes: Any, series: Series, x_axis: Axis) -> None:
     colour = COLOURS.get(series.name, OTHER)
     style = {"color": colour, "linewidth": 2.2, "linestyle": (0, (5, 3)) if series.dashed else "-"}
     if not marked(series):
-        axes.plot(series.x, series.y, **style)
+        keep = thinned(np.nan_to_num(x_axis.place(series.x)), series.y, MOST_POINTS)
+        x, y = series.x[keep], series.y[keep]
+        axes.plot(x, y, **style)
         if series.error is not None:
-            axes.fill_between(
-                series.x, series.y - series.error, series.y + series.error, color=colour, alpha=0.18, lw=0
-            )
+            error = series.error[keep]
+            axes.fill_between(x, y - error, y + error, color=colour, alpha=0.18, lw=0)
         return
     marker = "" if series.dashed else "o"
     axes.errorbar(series.x, series.y, series.error, marker=marker, markersize=6, capsize=4, elinewidth=1.4, **style)
