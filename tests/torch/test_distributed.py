@@ -193,6 +193,24 @@ def test_processes_that_disagree_all_refuse_before_anything_is_drawn(tmp_path, s
     assert not [path for path in tmp_path.glob("*.ledger") if not path.name.startswith("third.key")]
 
 
+@pytest.mark.slow
+def test_shards_that_have_not_one_owner_for_each_row_are_refused(tmp_path):
+    """Columns, replicas, and whatever else fully_shard can do; each process must refuse, before anything is drawn."""
+    key = tmp_path / "run.key"
+    ap.Key.generate().save(key)
+    rows = "every trained tensor must be divided along its first dimension"
+    cases = dict.fromkeys(("by columns", "replicas", "each for itself", "some left out"), rows)
+    cases["in part"] = "is for models of torch's fully_shard"
+    jobs = [["refused", {"options": {"wrap": wrap, "mode": "ghost_fsdp", "key": str(key)}}] for wrap in cases]
+    jobs.append(["refused", {"options": {"wrap": "in part", "mode": "ghost", "key": str(key)}}])
+    *results, part = Processes(tmp_path, 2, jobs, "layouts").results()
+    for (wrap, message), errors in zip(cases.items(), results, strict=True):
+        for error in errors:
+            assert message in error["error"], wrap
+    assert all("call fully_shard(module) too" in error["error"] for error in part)
+    assert ap.Key.load(key).runs() == []
+
+
 # ---- a process dies ----------------------------------------------------------------------------------------
 
 
@@ -326,6 +344,21 @@ def test_every_tensor_has_one_owner(world):
     assert sorted(name for share in owned for name in share) == sorted(shapes)
     loads = [sum(map(math.prod, share.values())) for share in owned]
     assert max(loads) <= sum(loads) / world + max(map(math.prod, shapes.values()))
+
+
+def test_too_little_memory_is_too_little_for_every_process():
+    """One that refuses while others wait for it would leave them waiting."""
+    factorization = ap.design("dp-mf", workload=ap.Workload.sgd(8), participation=ap.epochs(2, 4))
+    mechanism, key = ap.calibrate(factorization, noise_multiplier=1.0), ap.Key.insecure(3)
+    shapes = {"a": (3000,), "b": (10,)}
+    needed = 4 * (3072 + 1024) * 7
+    for world in (1, 2):
+        for rank in range(world):
+            assert Group(rank, world).noise(mechanism, key, RUN, shapes, needed) is not None
+            assert Group(rank, world, sharded=True).noise(mechanism, key, RUN, shapes, needed) is not None
+            for sharded in (False, True):
+                with pytest.raises(ValueError, match="an encoder of 8 diagonals keeps"):
+                    Group(rank, world, sharded).noise(mechanism, key, RUN, shapes, needed - 1)
 
 
 def test_modes_and_models_that_do_not_belong_together_are_refused(monkeypatch):

@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -47,25 +49,39 @@ def noise(rank, world, folder):
     return [release([torch.zeros(shape) for shape in shapes.values()], 0) for _ in range(3)]
 
 
-def train(
-    rank, world, folder, *, mode="hooks", clipping="flat", wrap="dpddp", key=None, run=RUN, noise_multiplier=0.5,
-    epochs=3, save_at=(), stop_at=None, resume=False, infinite=(), sampler=None, keyless=False,
-):  # fmt: skip
-    """Weights, ε, and what was seen; every process has another seed, and rank 0's must win."""
-    torch.manual_seed(100 + rank)
-    net = model()
-    if wrap == "dpddp" and world > 1:
-        net = DPDDP(net)
-    elif wrap == "ddp":
-        net = DDP(net)
-    elif wrap == "fsdp":
+def wrapped(net, how, world):
+    """The model for several processes; all but the first three are ways to shard that our noise does not know."""
+    if how == "dpddp":
+        return DPDDP(net) if world > 1 else net
+    if how == "ddp":
+        return DDP(net)
+    if how == "fsdp":
         with torch.no_grad():
             for p in net.parameters():
                 dist.broadcast(p, 0)
         for layer in net:
             if isinstance(layer, nn.Linear):
                 fully_shard(layer)
-        fully_shard(net)
+        return fully_shard(net)
+    mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("replicate", "shard"))
+    ways = {
+        "by columns": {"shard_placement_fn": lambda p: Shard(int(p.shape[-1] == 6))},
+        "replicas": {"mesh": mesh},
+        "each for itself": {"mesh": mesh["shard"]},
+        "some left out": {"ignored_params": {net[0].bias}},
+        "in part": {},
+    }
+    fully_shard(net[0] if how == "in part" else net, **ways[how])
+    return net
+
+
+def train(
+    rank, world, folder, *, mode="hooks", clipping="flat", wrap="dpddp", key=None, run=RUN, noise_multiplier=0.5,
+    epochs=3, save_at=(), stop_at=None, resume=False, infinite=(), sampler=None, keyless=False,
+):  # fmt: skip
+    """Weights, ε, and what was seen; every process has another seed, and rank 0's must win."""
+    torch.manual_seed(100 + rank)
+    net = wrapped(model(), wrap, world)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
     torch.manual_seed(200 + rank)
     dataset = data()
