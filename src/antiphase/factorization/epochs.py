@@ -230,9 +230,9 @@ class Search:
         # To first order the error after scaling the classes; to second order, what their spread adds.
         mean = share @ sums / trace
         error = mean * trace * (1 + 2 * share @ np.square(sums / mean - 1) / trace)
-        # A Gram matrix loses digits with its condition, high / low. Of EPSILON times that, the bound was off by 0.0005 to
-        # 0.007 (prefix sums, momentum to 0.95, up to 8,000 steps); a tenth is above. It says which bounds `climb` takes
-        # for equal, nothing more: what is promised is `certified`.
+        # A Gram matrix loses digits with its condition, high / low. Of EPSILON times that, bounds were off by 0.0005 to
+        # 0.007 (prefix sums, momentum to 0.95, to 8,000 steps), so a tenth is above. It tells `climb` which bounds are
+        # equal, nothing more: what is promised is `certified`.
         noise = 0.1 * EPSILON * high / low
         kept = low, high, float(trace * sums.max())
         return dual.Point(V, blocks, float(trace**2 / budget), float(error), noise, kept)
