@@ -14,8 +14,8 @@ SOURCE = ROOT / "src" / "antiphase"
 # From left to right, as in docs/architecture.md: a module may import what stands before it, never what stands after.
 ORDER = [
     "errors", "_checks", "values", "files", "cache", "data", "workload", "objective", "participation", "sensitivity",
-    "factorization", "design", "accounting", "noise", "statement", "mechanism", "torch", "report",
-    "studies",
+    "factorization", "design", "accounting", "noise", "statement", "mechanism", "verification", "comparison",
+    "theory", "torch", "report", "studies", "cli",
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from scipy.special import erfcx, log_ndtr, ndtr
 from antiphase import _checks as check
 
 MARGIN = 1e-9  # noise multipliers are rounded up by this, relatively; a float64 sensitivity is wrong by far less
+FINE, COARSE = 1e-4, 1e-3  # steps in which a privacy loss distribution is tabulated, always to the pessimistic side
 ROUNDING = 1e-10  # ε and δ are rounded up by this, relatively
 
 
@@ -103,23 +104,43 @@ def poisson_noise_multiplier(epsilon: float, delta: float, *, sampling_rate: flo
     checked_delta("delta", delta)
     _, rate, steps = _poisson(1.0, sampling_rate, steps)
 
-    def private(s: float) -> bool:
-        return poisson_epsilon(s, delta, sampling_rate=rate, steps=steps) <= epsilon
+    def excess(s: float, interval: float = FINE) -> float:
+        """At most 0 if ``s`` is enough. Every interval errs on the safe side; the coarse one is quick, and tells where
+        to look."""
+        found = float(_poisson_account(s, rate, steps, interval)[0](delta))
+        return math.log(max(found, 1e-12) / epsilon)
 
     low = high = 1.0
-    while private(low):
+    while excess(low, COARSE) <= 0 and low > 1e-3:
         low /= 2
-        if low < 1e-3:
-            break
-    while not private(high):
+    while excess(high, COARSE) > 0:
         high *= 2
         if high > 1e6:
             raise ValueError(
                 f"epsilon = {epsilon:g} at delta = {delta:g} is out of reach of a PLD with {steps} steps; ask for more"
             )
-    while high / low > 1 + 1e-4:
+    while high / low > 1.002:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if private(middle) else (middle, high)
+        low, high = (low, middle) if excess(middle, COARSE) <= 0 else (middle, high)
+    low *= 0.998
+    under, over = excess(high), excess(low)
+    while over <= 0 and low > 1e-3:
+        high, under = low, over
+        low *= 0.98
+        over = excess(low)
+    side, tries = 1.0, 0
+    while high / low > 1 + 1e-4:
+        tries += 1
+        # Nearly a straight line in logarithms; a little to the side, so that the bracket closes from both ends.
+        share = over / (over - under)
+        middle = low * (high / low) ** share * (1 + 3e-5 * side)
+        if tries > 6 or not low < middle < high:
+            middle = math.sqrt(low * high)
+        found = excess(middle)
+        if found <= 0:
+            high, under, side = middle, found, -1.0
+        else:
+            low, over, side = middle, found, 1.0
     # PRIVACY: the end of the bracket that was seen to be private.   [G7]
     return high
 
@@ -168,11 +189,13 @@ def _poisson(noise_multiplier: float, sampling_rate: float, steps: int) -> tuple
 
 
 @lru_cache(maxsize=64)
-def _poisson_account(s: float, rate: float, steps: int) -> tuple[Callable[[float], float], Callable[[float], float]]:
+def _poisson_account(
+    s: float, rate: float, steps: int, interval: float = FINE
+) -> tuple[Callable[[float], float], Callable[[float], float]]:
     import dp_accounting
     from dp_accounting import pld
 
-    accountant = pld.PLDAccountant()
+    accountant = pld.PLDAccountant(value_discretization_interval=interval)
     sampled = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(s))
     accountant.compose(dp_accounting.SelfComposedDpEvent(sampled, steps))
     return accountant.get_epsilon, accountant.get_delta

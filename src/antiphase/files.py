@@ -46,7 +46,7 @@ def write(path: str | os.PathLike[str], content: dict[str, Any]) -> str:
     text = json.dumps(plain(content, ""), allow_nan=False)
     mark = digest({"content": text, "arrays": arrays})
     metadata = {"format": FORMAT, "version": str(VERSION), "content": text, "digest": mark}
-    _write_atomically(Path(path), serialise(arrays, metadata))
+    write_bytes(Path(path), serialise(arrays, metadata))
     return mark
 
 
@@ -96,7 +96,8 @@ def _metadata(path: Path, data: bytes) -> dict[str, Any]:
     return metadata
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
+    """Whole or not at all: what was there stays until all of it is on the disk."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

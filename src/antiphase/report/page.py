@@ -22,6 +22,7 @@ from typing import Any, Literal
 import jinja2
 from markupsafe import Markup, escape
 
+from antiphase import files
 from antiphase.report import palette, svg
 from antiphase.report.axes import tick_label, typeset
 from antiphase.report.charts import Chart, HeatMaps, Lines
@@ -112,12 +113,7 @@ def write(path: str | os.PathLike[str], page: Page) -> Path:
         raise IsADirectoryError(f"{path} is a folder; give the name of a file, such as {path / 'report.html'}")
     text = render(page)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    files.write_bytes(path, text.encode())
     return path
 
 

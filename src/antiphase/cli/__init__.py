@@ -1,0 +1,62 @@
+"""The command line: ``antiphase design``, ``compare``, ``calibrate``, ``statement``, ``verify``, ``advise``, ``train``,
+``data``, ``demo``.
+
+Exit codes: 0 done, 1 refused or failed, 2 not understood. Results go to standard output, everything else to standard
+error. What takes long is imported when a command needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from antiphase.cli import comparing, designing, promising, training
+from antiphase.cli.console import failures
+
+app = typer.Typer(
+    name="antiphase",
+    help="Differentially private training with noise that cancels itself over the steps.",
+    epilog="Exit codes: 0 done, 1 refused or failed, 2 not understood.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from antiphase import __version__
+
+        print(f"antiphase {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass
+
+
+app.command()(designing.design)
+app.command()(comparing.compare)
+app.command()(comparing.advise)
+app.command()(promising.calibrate)
+app.command()(promising.statement)
+app.command()(promising.verify)
+app.command()(training.train)
+app.command()(training.data)
+app.command()(training.demo)
+
+
+def main() -> None:
+    """What the ``antiphase`` command runs."""
+    with failures():
+        app()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""``python -m antiphase.cli`` is ``antiphase``."""
+
+from antiphase.cli import main
+
+main()

@@ -1,0 +1,319 @@
+"""``antiphase train``, ``data`` and ``demo``: from data to a private model."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from antiphase.cli import console
+from antiphase.cli.console import Clip, Decay, Delta, Epsilon, Json, Momentum, Multiplier, Nesterov, Quiet, err, out
+
+Folder = Annotated[Path | None, typer.Option(help="Folder that has the files of a data set known by name.")]
+
+
+def train(
+    data: Annotated[str, typer.Option(help="digits, mnist, fashion-mnist, cifar10; or your folder, .npz or .csv.")],
+    epochs: Annotated[int, typer.Option(help="How often each example takes part.", min=1)] = 1,
+    batch_size: Annotated[int, typer.Option(help="Examples a step.", min=1)] = 64,
+    lr: Annotated[float, typer.Option("--lr", "--learning-rate", help="Learning rate, the first of a schedule.")] = 0.5,
+    mechanism: Annotated[str, typer.Option(help="As in design; dp-sgd: Poisson batches; none: no privacy.")] = "dp-mf+",
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    noise_multiplier: Multiplier = None,
+    clip: Clip = 1.0,
+    model: Annotated[str, typer.Option(help="logistic, mlp, cnn, or module:function.")] = "logistic",
+    momentum: Momentum = 0.0,
+    nesterov: Nesterov = False,
+    weight_decay: Decay = 0.0,
+    schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "constant",
+    option: Annotated[list[str] | None, typer.Option("--option", help="Of the mechanism, as in tau=128.")] = None,
+    fixed_order: Annotated[bool, typer.Option("--fixed-order", help="dp-sgd without Poisson batches.")] = False,
+    inputs: Annotated[str, typer.Option(help="range: as they are; standard: by public mean and deviation.")] = "range",
+    mode: Annotated[
+        str, typer.Option("--mode", help="hooks, functorch or ghost: how gradients are clipped.")
+    ] = "hooks",
+    trials: Annotated[int, typer.Option(help="Train so often, with the next seeds.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="For first weights and order, never for the noise.", min=0)] = 0,
+    insecure_noise: Annotated[
+        int | None, typer.Option(help="A seed for the noise too: repeatable, and protects nobody.")
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints and the noise key.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    folder: Folder = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the weights, .safetensors.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page that opens in any browser.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for the training curves, SVG and PNG.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model with differential privacy, and say what is promised.
+
+    Example: antiphase train --data digits --epochs 4 --batch-size 64 --epsilon 8 --delta 1e-4
+    """
+    if output is not None and trials > 1:
+        raise typer.BadParameter(f"--output keeps one model, and there are {trials} trials")
+    if resume and checkpoint is None:
+        raise typer.BadParameter("--resume needs --checkpoint: the folder of the run to go on with")
+    if mechanism != "none":
+        if (epsilon is None) == (noise_multiplier is None):
+            raise typer.BadParameter("give one of --epsilon and --noise-multiplier; the other follows")
+        if delta is None:
+            raise typer.BadParameter("--delta is yours to choose, well below one over the number of examples")
+    from antiphase.torch.training import Recipe
+
+    recipe = Recipe(
+        epochs=epochs, batch_size=batch_size, learning_rate=lr, mechanism=mechanism,
+        options=console.options_of(option), poisson=not fixed_order, epsilon=epsilon,
+        noise_multiplier=noise_multiplier, delta=delta, clip_norm=clip, model=model, momentum=momentum,
+        nesterov=nesterov, weight_decay=weight_decay, schedule=schedule, inputs=inputs, grad_sample_mode=mode,
+    )  # fmt: skip
+    hush = quiet or as_json
+    dataset = load(data, folder, hush)
+    outcomes, stopped = _trials(recipe, dataset, seed, trials, insecure_noise, checkpoint, resume, hush)
+    if output is not None and outcomes and not stopped:
+        _save_weights(output, outcomes[0].weights)
+    written = _report(outcomes, html, figures) if outcomes else []
+    if as_json:
+        console.print_json({"trials": [o.to_dict() for o in outcomes], "stopped": stopped} | _summary(outcomes))
+    else:
+        _print(outcomes, dataset)
+        for path in [*written, *([output] if output is not None and not stopped else [])]:
+            out.print(f"Written to {path}")
+    if stopped:
+        again = [w for w in sys.argv[1:] if w != "--resume"]
+        how = f"; go on with: {shlex.join(['antiphase', *again, '--resume'])}" if checkpoint is not None else ""
+        err.print(f"[bold red]stopped[/] by Ctrl-C after {len(outcomes)} of {trials} trials{how}")
+        raise typer.Exit(1)
+
+
+def data(
+    name: Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist, cifar10; or your folder, .npz or .csv.")],
+    folder: Folder = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Get a data set, check it, and say what is in it.
+
+    Example: antiphase data digits
+    """
+    found = load(name, folder, quiet or as_json)
+    x = found.train.inputs
+    axes = tuple(i for i in range(x.ndim) if x.ndim < 3 or i != 1)
+    mean, deviation = (
+        [float(v) for v in getattr(x, what)(axis=axes, dtype="float64").reshape(-1)] for what in ("mean", "std")
+    )
+    if as_json:
+        console.print_json(
+            {
+                "name": found.name,
+                "train": len(found.train),
+                "test": len(found.test),
+                "shape": list(found.shape),
+                "classes": list(found.classes),
+                "mean": mean,
+                "std": deviation,
+                "digest": found.digest,
+            }
+        )
+        return
+    shown = ", ".join(found.classes[:10]) + (", …" if len(found.classes) > 10 else "")
+    out.print(
+        console.facts(
+            {
+                "data": found.name,
+                "examples": f"{len(found.train):,} to train, {len(found.test):,} to test",
+                "inputs": " × ".join(map(str, found.shape)),
+                "classes": f"{len(found.classes)}: {shown}",
+                "mean": ", ".join(f"{v:.4f}" for v in mean),
+                "deviation": ", ".join(f"{v:.4f}" for v in deviation),
+                "digest": f"{found.digest[:16]}…",
+            }
+        )
+    )
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the page and the results.")] = Path("demo"),
+    trials: Annotated[int, typer.Option(help="Seeds for each point.", min=1)] = 5,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train on digits at ε = 1 and 8 with four mechanisms, and write a page about it. Takes about two minutes.
+
+    Example: antiphase demo --trials 1 --output demo
+    """
+    from antiphase.studies import demo as study
+
+    with console.bar(quiet or as_json, "{task.fields[what]}") as progress:
+        task = progress.add_task("training", total=None, what="")
+
+        def report(done: int, total: int, what: str) -> None:
+            progress.update(task, completed=done, total=total, what=what)
+
+        found = study.run(trials, report)
+    paths = study.write(output, found)
+    if as_json:
+        console.print_json(found.to_dict())
+        return
+    table = console.columns("mechanism", *(f"ε = {e:g}" for e in study.EPSILONS), title=study.TITLE)
+    for label, cells in found.rows().items():
+        table.add_row(label, *cells)
+    out.print(table)
+    out.print(f"Accuracy on test data in percent, mean ± standard error of {trials} seeds.\n", style="dim")
+    print(found.statement)
+    out.print()
+    for path in paths:
+        out.print(f"Written to {path}")
+    if found.stopped:
+        err.print("[bold red]stopped[/] by Ctrl-C: this is what there was")
+        raise typer.Exit(1)
+
+
+# ---- inside ------------------------------------------------------------------------------------------------
+
+
+def load(name: str, folder: Path | None, quiet: bool) -> Any:
+    """The data set, with a bar while bytes come in."""
+    from antiphase import data
+
+    with console.bar(quiet) as progress:
+        tasks: dict[str, Any] = {}
+
+        def report(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done, total=total)
+
+        return data.load(name, folder=folder, progress=report)
+
+
+def _trials(
+    recipe: Any, dataset: Any, seed: int, trials: int, insecure: int | None, checkpoint: Path | None, resume: bool,
+    quiet: bool,
+) -> tuple[list[Any], bool]:  # fmt: skip
+    """All trials, or those before Ctrl-C."""
+    from antiphase.torch.training import train as run
+
+    outcomes: list[Any] = []
+    steps = recipe.epochs * -(-len(dataset.train) // recipe.batch_size)
+    with console.bar(quiet, "{task.fields[accuracy]}") as progress:
+        task = progress.add_task(f"training, {recipe.mechanism}", total=None, accuracy="")
+
+        def reporter(trial: int) -> Callable[..., None]:
+            def report(step: int, steps: int, latest: Any) -> None:
+                shown = f"accuracy {latest['accuracy']:.1%}" if latest else ""
+                progress.update(task, completed=trial * steps + step, total=trials * steps, accuracy=shown)
+
+            return report
+
+        for trial in range(trials):
+            place = checkpoint
+            if checkpoint is not None and trials > 1:
+                place = checkpoint / f"seed-{seed + trial}"
+            there = trials == 1 or (place is not None and place.exists() and any(place.iterdir()))
+            try:
+                outcomes.append(
+                    run(
+                        recipe, dataset, seed=seed + trial, insecure_noise=insecure, checkpoint=place,
+                        resume=resume and there, evaluate=max(steps // 20, 1), progress=reporter(trial),
+                    )
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                return outcomes, True
+    return outcomes, False
+
+
+def _summary(outcomes: list[Any]) -> dict[str, Any]:
+    accuracies = [o.accuracy for o in outcomes]
+    mean = statistics.fmean(accuracies) if accuracies else None
+    spread = statistics.stdev(accuracies) / len(accuracies) ** 0.5 if len(accuracies) > 1 else None
+    return {"accuracy": mean, "standard_error": spread}
+
+
+def _print(outcomes: list[Any], dataset: Any) -> None:
+    if not outcomes:
+        return
+    first = outcomes[0]
+    table = console.columns(
+        "seed", "test accuracy", "test loss", "steps", "time", title=f"{first.recipe.mechanism} on {dataset.name}"
+    )
+    for o in outcomes:
+        diverged = "" if o.finite else " (diverged)"
+        table.add_row(
+            str(o.seed), f"{o.accuracy:.2%}{diverged}", f"{o.loss:.4f}", str(o.steps), console.seconds(o.seconds)
+        )
+    out.print(table)
+    total = _summary(outcomes)
+    if total["standard_error"] is not None:
+        out.print(f"mean {total['accuracy']:.2%} ± {total['standard_error']:.2%} (standard error)\n")
+    if first.statement is not None:
+        print(first.statement)
+    else:
+        out.print("Not private: trained without clipping and noise.")
+
+
+def _save_weights(path: Path, weights: Any) -> None:
+    from safetensors.torch import save
+
+    from antiphase import files
+
+    files.write_bytes(path, save(dict(weights)))
+
+
+def _report(outcomes: list[Any], html: Path | None, folder: Path | None) -> list[Path]:
+    if html is None and folder is None:
+        return []
+    from datetime import UTC, datetime
+
+    from antiphase import __version__
+    from antiphase.comparison import LABELS
+    from antiphase.report import charts, figures, page
+
+    recipe, name = outcomes[0].recipe, outcomes[0].recipe.mechanism
+    label = LABELS.get(name, "no privacy" if name == "none" else name)
+    curves = charts.training_curves(
+        [
+            {"name": charts.ALONE if name == "none" else name, "label": label, "steps": [p[0] for p in o.curve],
+             "accuracies": [p[1] for p in o.curve]}
+            for o in outcomes
+        ]
+    )  # fmt: skip
+    written = []
+    if folder is not None:
+        written += list(figures.draw(folder / "training", curves))
+    if html is not None:
+        total, promise = _summary(outcomes), ""
+        if recipe.is_private:
+            promise = f" with ε = {outcomes[0].epsilon:.4g} at δ = {recipe.delta:g}"
+        columns = [
+            page.Column("seed", "seed", digits=0),
+            page.Column("accuracy", "test accuracy", "%", better="high", digits=4),
+            page.Column("loss", "test loss", better="low", digits=4),
+            page.Column("steps", "steps", digits=0),
+            page.Column("seconds", "time", "s", digits=3),
+        ]
+        rows = [
+            {"seed": o.seed, "accuracy": 100 * o.accuracy, "loss": o.loss, "steps": o.steps, "seconds": o.seconds}
+            for o in outcomes
+        ]
+        spread = "" if total["standard_error"] is None else f" ± {100 * total['standard_error']:.2g}"
+        made = page.Page(
+            title=f"antiphase: {label} on {outcomes[0].dataset}",
+            question=f"How well does a {recipe.model} model do on {outcomes[0].dataset}{promise}?",
+            answer=f"It reaches {100 * total['accuracy']:.1f}{spread} % on test data{promise}.",
+            points=[f"{len(outcomes)} trial(s), {recipe.epochs} epoch(s), batches of {recipe.batch_size}."],
+            grids=[page.Grid("Trials", columns, rows)],
+            charts=[curves],
+            statements=[outcomes[0].statement] if outcomes[0].statement is not None else [],
+            reproduce=[shlex.join(["antiphase", *sys.argv[1:]])],
+            notes=["The noise is drawn from a new secret key every time: results repeat in distribution."],
+            made=f"antiphase {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        )
+        written.append(page.write(html, made))
+    return written

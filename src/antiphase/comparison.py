@@ -1,0 +1,349 @@
+"""Several mechanisms side by side for one setting: what each leaves in the model at equal privacy, and what it costs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from antiphase import _checks as check
+from antiphase import accounting
+from antiphase._checks import Array
+from antiphase.design import design, names
+from antiphase.errors import AntiphaseError
+from antiphase.factorization.base import Factorization
+from antiphase.mechanism import Mechanism, calibrate
+from antiphase.noise import Key
+from antiphase.objective import Average, Objective
+from antiphase.participation import Participation, from_epochs
+from antiphase.workload import Workload
+
+Progress = Callable[[str, int, int, float | None], None]  # what, how many are done, of how many, gap so far
+
+LABELS = {
+    "dp-sgd": "DP-SGD",
+    "anti-pgd": "Anti-PGD",
+    "chess": "Chess",
+    "tree": "tree, full Honaker",
+    "fourier": "Fourier",
+    "sqrt-toeplitz": "square root",
+    "dp-mf": "DP-MF",
+    "dp-mf+": "DP-MF⁺",
+    "damped": "damped",
+}
+SYMBOLS = {"tau": "τ", "rho": "ρ", "final_weight": "final weight"}
+MEASURED = 8192  # numbers a row of noise has where making it takes long: the time is proportional
+ENOUGH = 128  # rows of such a stream that are timed
+MEMORY = 512_000_000  # bytes that noise may keep
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mechanism to compare: a name that `design` knows, its options, and how batches are drawn."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    poisson: bool = False
+
+    def __post_init__(self) -> None:
+        check.choice("name", self.name, tuple(names()))
+        if self.poisson and self.name != "dp-sgd":
+            raise ValueError(f"{self.name} with Poisson samples: amplification is analysed for dp-sgd alone")
+
+    @property
+    def label(self) -> str:
+        words = [LABELS.get(self.name, self.name)]
+        words += [f"{SYMBOLS.get(k, k)} = {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in self.options.items()]
+        return ", ".join([*words, "Poisson batches"] if self.poisson else words)
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What is trained, for how long, and what is to be promised.
+
+    Without ``epsilon`` the noise multiplier is 1 for all: the noise is then relative, and there is nothing to amplify.
+    """
+
+    workload: Workload
+    participation: Participation
+    epsilon: float | None = None
+    delta: float | None = None
+    adjacency: str = "zero-out"
+    parameters: int = 100_000  # how many numbers the model has: for the memory and the time of the noise
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            check.positive_number("epsilon", self.epsilon)
+            if self.delta is None:
+                raise ValueError("delta = None: δ is yours to choose, well below one over the number of records")
+            accounting.checked_delta("delta", self.delta)
+        check.whole_number("parameters", self.parameters)
+
+    @classmethod
+    def of(cls, steps: int, epochs: int = 1, *, optimizer: Mapping[str, Any] | None = None, **rest: Any) -> Setting:
+        """So many steps of SGD with these options, in so many epochs of a fixed order."""
+        workload = Workload.sgd(steps, **(optimizer or {}))
+        return cls(workload, from_epochs(workload.steps, epochs), **rest)
+
+    @property
+    def steps(self) -> int:
+        return self.workload.steps
+
+    @property
+    def sampling_rate(self) -> float:
+        """The chance of a record to be in a Poisson batch of the size that the fixed order has."""
+        return 1 / len(self.participation.classes(self.steps))
+
+    def describe(self) -> str:
+        words = [f"{self.steps:,} steps", self.participation.describe()]
+        if self.workload.describe() != "sgd":
+            words.append(self.workload.describe())
+        if self.epsilon is not None:
+            words.append(f"ε = {self.epsilon:g}, δ = {self.delta:g} ({self.adjacency})")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One mechanism in one setting. Noise is a standard deviation per coordinate, at learning rate and clip norm as in
+    the setting's workload and 1, before division by the batch size."""
+
+    candidate: Candidate
+    mechanism: Mechanism
+    deviation: Array  # of the noise in each iterate
+    over_optimum: float  # squared noise over all iterates, relative to the least that any encoder could have
+    design_seconds: float
+    noise_bytes: int
+    step_seconds: float  # for a row of noise, at worst
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
+
+    @property
+    def label(self) -> str:
+        return self.candidate.label
+
+    @property
+    def factorization(self) -> Factorization:
+        return self.mechanism.factorization
+
+    @property
+    def average(self) -> float:
+        """Over all iterates, root mean square."""
+        return float(np.sqrt(np.mean(self.deviation**2)))
+
+    @property
+    def final(self) -> float:
+        """In the last iterate, which is the one most people use."""
+        return float(self.deviation[-1])
+
+    @property
+    def gap(self) -> float | None:
+        """How far from optimal for its own objective; None for those not designed to be optimal."""
+        return None if self.factorization.bound is None else float(self.factorization.gap)
+
+    def error_under(self, objective: Objective) -> float:
+        """The squared noise that ``objective`` counts, with this much privacy: to be compared within one setting."""
+        f = self.factorization
+        return (self.mechanism.noise_scale / f.sensitivity) ** 2 * f.error_under(objective)
+
+    def to_dict(self, base: Entry | None = None) -> dict[str, Any]:
+        """Plain numbers; relative ones against ``base``."""
+        return {
+            "name": self.name,
+            "label": self.label,
+            "options": dict(self.candidate.options),
+            "poisson": self.candidate.poisson,
+            "noise_multiplier": self.mechanism.noise_multiplier,
+            "sensitivity": self.mechanism.sensitivity,
+            "average": self.average,
+            "final": self.final,
+            "average_relative": None if base is None else self.average / base.average,
+            "final_relative": None if base is None else self.final / base.final,
+            "over_optimum": self.over_optimum,
+            "gap": self.gap,
+            "design_seconds": self.design_seconds,
+            "noise_bytes": self.noise_bytes,
+            "step_seconds": self.step_seconds,
+            "digest": self.mechanism.digest,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What `compare` found; ``refused`` says why a candidate is missing."""
+
+    setting: Setting
+    entries: tuple[Entry, ...]
+    refused: Mapping[str, str]
+    optimum: float  # certified: no encoder leaves less squared noise, summed over the iterates, at noise multiplier 1
+    stopped: bool = False  # by Ctrl-C: some candidates are missing
+
+    @property
+    def base(self) -> Entry | None:
+        """DP-SGD without amplification, against which the others are measured."""
+        return next((e for e in self.entries if e.name == "dp-sgd" and not e.candidate.poisson), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        s = self.setting
+        return {
+            "steps": s.steps,
+            "participation": s.participation.describe(),
+            "workload": s.workload.describe(),
+            "epsilon": s.epsilon,
+            "delta": s.delta,
+            "adjacency": s.adjacency,
+            "parameters": s.parameters,
+            "optimum": self.optimum,
+            "mechanisms": [entry.to_dict(self.base) for entry in self.entries],
+            "refused": dict(self.refused),
+            "stopped": self.stopped,
+        }
+
+
+def usual_candidates(setting: Setting) -> list[Candidate]:
+    """Those that people compare; DP-SGD also with the amplification that Poisson batches would bring."""
+    poisson = [Candidate("dp-sgd", poisson=True)] if setting.epsilon is not None and setting.sampling_rate < 1 else []
+    return [
+        Candidate("dp-sgd"),
+        *poisson,
+        Candidate("tree"),
+        Candidate("sqrt-toeplitz"),
+        Candidate("dp-mf"),
+        Candidate("dp-mf+", {"tau": setting.steps}),
+    ]
+
+
+def compare(
+    setting: Setting,
+    candidates: Sequence[Candidate] | None = None,
+    *,
+    tolerance: float = 1e-3,
+    measure: bool = True,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Design and calibrate each candidate for ``setting``.
+
+    ``tolerance`` is the certified gap at which optimal designs stop; ``measure=False`` leaves out the time of a row.
+    A candidate that cannot be had here (too large, say) is listed with the reason, and the others go on. Ctrl-C keeps
+    those that were finished.
+    """
+    candidates = usual_candidates(setting) if candidates is None else list(candidates)
+    if not candidates:
+        raise ValueError("candidates = []: there is nothing to compare")
+    made: list[tuple[Candidate, Mechanism, float]] = []
+    refused: dict[str, str] = {}
+    stopped = False
+    for i, candidate in enumerate(candidates):
+
+        def report(iteration: int, gap: float, candidate: Candidate = candidate, i: int = i) -> None:
+            if progress is not None:
+                progress(candidate.label, i, len(candidates), gap)
+
+        if progress is not None:
+            progress(candidate.label, i, len(candidates), None)
+        began = time.perf_counter()
+        try:
+            made.append((candidate, _mechanism(setting, candidate, tolerance, report), time.perf_counter() - began))
+        except (AntiphaseError, ValueError, TypeError, MemoryError) as error:
+            refused[candidate.label] = str(error) or type(error).__name__
+        except KeyboardInterrupt:
+            if not made:
+                raise
+            stopped = True
+            refused |= {c.label: "stopped" for c in candidates[i:]}
+            break
+    if not made:
+        raise ValueError(
+            "none of the candidates can be had here: " + "; ".join(f"{k}: {v}" for k, v in refused.items())
+        )
+    optimum = _optimum(setting, [m.factorization for _, m, _ in made], tolerance)
+    entries = []
+    for candidate, mechanism, seconds in made:
+        try:
+            entries.append(_entry(setting, candidate, mechanism, seconds, optimum, measure))
+        except (AntiphaseError, ValueError, MemoryError) as error:
+            refused[candidate.label] = str(error) or type(error).__name__
+    if progress is not None:
+        progress("", len(candidates), len(candidates), None)
+    return Comparison(setting, tuple(entries), refused, optimum, stopped)
+
+
+# ---- inside ------------------------------------------------------------------------------------------------
+
+
+def _mechanism(setting: Setting, candidate: Candidate, tolerance: float, report: Any) -> Mechanism:
+    options = dict(candidate.options)
+    if candidate.name in ("dp-mf", "dp-mf+", "damped", "curvature", "optimal"):
+        options.setdefault("tolerance", tolerance)
+    f = design(
+        candidate.name,
+        workload=setting.workload,
+        participation=setting.participation,
+        progress=report,
+        **options,
+    )
+    promise: dict[str, Any] = {"adjacency": setting.adjacency}
+    if candidate.poisson:
+        promise |= {"sampler": "poisson", "sampling_rate": setting.sampling_rate}
+    if setting.epsilon is None:
+        return calibrate(f, noise_multiplier=1.0, delta=setting.delta, **promise)
+    return calibrate(f, epsilon=setting.epsilon, delta=setting.delta, **promise)
+
+
+def _optimum(setting: Setting, designs: list[Factorization], tolerance: float) -> float:
+    """The certified least squared noise over the iterates: known already where one was designed for it."""
+    plain = Average()
+    known = [f.bound for f in designs if f.bound is not None and f.objective == plain]
+    if known:
+        return max(known)
+    best = design("dp-mf", workload=setting.workload, participation=setting.participation, tolerance=tolerance)
+    return best.lower_bound
+
+
+def _entry(
+    setting: Setting, candidate: Candidate, mechanism: Mechanism, seconds: float, optimum: float, measure: bool
+) -> Entry:
+    f = mechanism.factorization
+    deviation = mechanism.noise_scale / f.sensitivity * np.sqrt(f.noise_per_iterate)
+    memory, row = _cost(mechanism, setting.parameters) if measure else (0, math.nan)
+    # The optimum is one of unamplified mechanisms, with their noise multiplier: Poisson batches can do better.
+    multiplier = mechanism.noise_multiplier
+    if candidate.poisson:
+        multiplier = calibrate(f, epsilon=setting.epsilon, delta=setting.delta).noise_multiplier
+    over = float(np.sum(deviation**2) / (multiplier**2 * optimum))
+    return Entry(candidate, mechanism, deviation, over, seconds, memory, row)
+
+
+def _cost(mechanism: Mechanism, parameters: int) -> tuple[int, float]:
+    """Bytes that the noise keeps, and seconds for a row, where it takes longest."""
+    from antiphase.noise.engines import Regenerated
+    from antiphase.noise.normals import CHUNK
+    from antiphase.noise.stream import engine_for
+
+    whole = -(-parameters // CHUNK) * CHUNK
+    engine = engine_for(mechanism.factorization, mechanism.noise_scale, whole, MEMORY)
+    key = Key.insecure(0)  # nothing is released
+    if not isinstance(engine, Regenerated):
+        stream = mechanism.noise(parameters, key=key, memory=MEMORY)
+        rows = min(mechanism.steps, 12)
+        times = []
+        for _ in range(rows):
+            began = time.perf_counter()
+            stream.next()
+            times.append(time.perf_counter() - began)
+        return stream.memory, float(np.median(times[2:] or times))
+    # All earlier normals are drawn again for a block of rows: the last block takes longest.
+    rows = min(mechanism.steps, ENOUGH, engine.memory // (4 * whole))
+    width = min(whole, MEASURED)
+    stream = mechanism.noise(width, key=key, memory=4 * width * max(rows, 4))
+    stream.skip(mechanism.steps - rows)
+    began = time.perf_counter()
+    for _ in range(rows):
+        stream.next()
+    return engine.memory, (time.perf_counter() - began) / rows * whole / width
