@@ -1,4 +1,4 @@
-"""Several mechanisms side by side for one setting: what each leaves in the model at equal privacy, and what it costs."""
+"""Mechanisms side by side for one setting: what each leaves in the model at equal privacy, and what it costs."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def _bound(f: Factorization, full: bool) -> Check:
 
 
 def _epsilon(m: Mechanism, delta: float | None) -> list[Check]:
-    """By dp-accounting's formula for one Gaussian release; with Poisson batches by Rényi divergences, an upper bound."""
+    """By dp-accounting's formula for one Gaussian release; with Poisson batches by Rényi divergences, from above."""
     import dp_accounting
     from dp_accounting import rdp
 
