@@ -222,10 +222,11 @@ def test_a_secret_key_is_kept_and_steps_made_again_are_the_same(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(Stop):
         train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(13))
-    ledger = next(folder.glob("key.*.ledger"))
+    (ledger,) = folder.glob("key.*.ledger")
     first = ledger.read_bytes()
     assert len(first) == 13 * 16
     made = train(RECIPE, DIGITS, checkpoint=folder, resume=True)
+    assert [ledger] == list(folder.glob("key.*.ledger")), "one run"
     assert ledger.read_bytes()[: len(first)] == first
     assert len(ledger.read_bytes()) == 20 * 16, "each step once"
     assert made.statement.epsilon <= 8.0
@@ -276,6 +277,8 @@ def test_another_run_is_refused_and_nothing_overwritten(tmp_path):
     for name in ("none", "dp-sgd"):
         with pytest.raises(ValueError, match="keeps no checkpoints"):
             train(recipe(mechanism=name), DIGITS, checkpoint=tmp_path / "none")
+    with pytest.raises(ValueError, match="cannot be imported"):
+        train(recipe(model="no_such_module:f"), DIGITS, checkpoint=tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 

@@ -201,13 +201,14 @@ def train(
     if folder is not None:
         if not recipe.is_planned:
             raise ValueError(f"mechanism = {recipe.mechanism!r} keeps no checkpoints here; leave checkpoint out")
-        _claim(folder, resume, _identity(recipe, dataset, seed, insecure_noise))
+        _refuse_folder(folder, resume, _identity(recipe, dataset, seed, insecure_noise))
     elif resume:
         raise TypeError("resume = True needs checkpoint: the folder of the run to go on with")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         run = _Run(recipe, dataset, seed, _key(folder, insecure_noise), folder)
         if folder is not None:
+            _begin_folder(folder, run.key, _identity(recipe, dataset, seed, insecure_noise))
             run.restore()
         with _threads(run.work), _interrupts_wait(folder is not None) as interrupted:
             for batch in itertools.islice(_endless(run.loader), run.steps - run.done):
@@ -224,7 +225,7 @@ def train(
                 except KeyboardInterrupt:
                     run.save()
                     raise
-        run.evaluate()
+            run.evaluate()
         run.save()
         return run.outcome()
 
@@ -264,14 +265,13 @@ class _Run:
         self.module, self.optimizer, self.loader = made[0], made[1], made[-1]
         if len(made) == 4:  # ghost clipping has a loss of its own
             self.criterion = made[2]
-        if recipe.is_planned:
-            # A secret key draws the run's id at random; an insecure one's must be the same when it is repeated.
-            self.optimizer.release.begin(f"{key.subkey('run', str(seed)):032x}" if key.is_insecure else None)
+        if recipe.is_planned and key.is_insecure:  # a secret key draws the run's id at random, at the first step
+            self.optimizer.release.begin(f"{key.subkey('run', str(seed)):032x}")
 
     def _planned(self) -> Any:
         recipe = self.recipe
-        self.engine = PrivacyEngine(mechanism=recipe.mechanism, key=self.key, **recipe.options)
-        how = self._what() | {"epochs": recipe.epochs, "scheduler": self.scheduler, "poisson_sampling": False}
+        self.engine = _engine(recipe.mechanism, key=self.key, **recipe.options)
+        how = self._parts() | {"epochs": recipe.epochs, "scheduler": self.scheduler, "poisson_sampling": False}
         if recipe.epsilon is None:
             how["noise_multiplier"] = recipe.noise_multiplier
             return self.engine.make_private(target_delta=recipe.delta, **how)
@@ -289,15 +289,12 @@ class _Run:
         )
         # PRIVACY: who is drawn must be as secret as the noise, or there is no amplification.   [G9]
         self.loader.generator = torch_generator(self.key, "samples", seed)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Secure RNG turned off")  # the statement says so
-            engine = PrivacyEngine(mechanism="dp-sgd")
-        return engine.make_private(
+        return _engine("dp-sgd").make_private(
             noise_multiplier=self.amplified.noise_multiplier, poisson_sampling=True,
-            noise_generator=torch_generator(self.key, "noise", seed), **self._what(),
+            noise_generator=torch_generator(self.key, "noise", seed), **self._parts(),
         )  # fmt: skip
 
-    def _what(self) -> dict[str, Any]:
+    def _parts(self) -> dict[str, Any]:
         return {
             "module": self.net, "optimizer": self.optimizer, "criterion": self.criterion, "data_loader": self.loader,
             "max_grad_norm": self.recipe.clip_norm, "grad_sample_mode": self.recipe.grad_sample_mode,
@@ -363,6 +360,12 @@ class _Run:
             self.recipe, self.dataset.name, self.seed, accuracy, loss, finite, tuple(self.curve), self.done,
             self.seconds, statement, weights,
         )  # fmt: skip
+
+
+def _engine(mechanism: str, **options: Any) -> PrivacyEngine:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Secure RNG turned off")  # where that is so, the statement says it
+        return PrivacyEngine(mechanism=mechanism, **options)
 
 
 def score(module: nn.Module, table: _Table, at_once: int = 1000) -> tuple[float, float]:
@@ -450,22 +453,28 @@ def _identity(recipe: Recipe, dataset: Dataset, seed: int, insecure_noise: int |
     return same
 
 
-def _claim(folder: Path, resume: bool, identity: dict[str, Any]) -> None:
-    """Begin a folder, or see that it holds this run; refuse all else, and change nothing then."""
-    file = folder / "run.json"
+def _refuse_folder(folder: Path, resume: bool, identity: dict[str, Any]) -> None:
+    """Raise unless the folder is empty, or with ``resume`` holds this very run."""
     if not resume:
         if folder.exists() and any(folder.iterdir()):
             raise FileExistsError(f"{folder}: is not empty. Go on with its run: resume=True; or give another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(file, json.dumps(identity, indent=2).encode())
         return
-    if not file.exists():
+    if not (folder / "run.json").exists():
         raise FileNotFoundError(f"{folder}: there is no run to go on with; leave resume out to begin one")
-    found = json.loads(file.read_text())
+    found = json.loads((folder / "run.json").read_text())
     names = [*identity, *(found.keys() - identity.keys())]
     other = [f"{n} was {found.get(n)!r}, is {identity.get(n)!r}" for n in names if found.get(n) != identity.get(n)]
     if other:
         raise ValueError(f"{folder}: holds another run: {'; '.join(other)}. Nothing was changed")
+
+
+def _begin_folder(folder: Path, key: Key, identity: dict[str, Any]) -> None:
+    """Write down what the run is, and its key, where that is not done yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "run.json").exists():
+        _write(folder / "run.json", json.dumps(identity, indent=2).encode())
+    if key.path is None and not key.is_insecure:
+        key.save(folder / "key")
 
 
 def _key(folder: Path | None, insecure_noise: int | None) -> Key:
@@ -473,10 +482,7 @@ def _key(folder: Path | None, insecure_noise: int | None) -> Key:
         return Key.insecure(insecure_noise)
     if folder is not None and (folder / "key").exists():
         return Key.load(folder / "key")
-    key = Key.generate()
-    if folder is not None:
-        key.save(folder / "key")
-    return key
+    return Key.generate()
 
 
 def _write(path: Path, data: bytes) -> None:
