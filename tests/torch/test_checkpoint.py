@@ -78,6 +78,7 @@ def test_a_fork_of_a_checkpoint_is_refused(key, tmp_path):
         fork.run(1)
     assert torch.equal(weights, fork.weights())
     assert fork.release.drawn == before
+    assert fork.release._stream.position == 4, "refused before its row was drawn"
 
 
 def test_changed_data_are_refused(key, tmp_path):

@@ -215,7 +215,15 @@ def test_noise_is_added_in_float32_whatever_the_model_is():
 
 def test_bfloat16_models_get_their_own_type_last():
     training = Training(model=small_model().to(torch.bfloat16), dataset=bfloat(data()))
+    release, types = training.release, set()
+
+    def looked_at(sums, examples):
+        types.update(total.dtype for total in sums)
+        return release(sums, examples)
+
+    training.optimizer.release = looked_at
     training.run(2)
+    assert types == {torch.float32}, "a rounded sum may move by more than the clip norm"
     assert all(p.grad.dtype is torch.bfloat16 for p in training.optimizer.params)
     assert all(p.summed_grad.dtype is torch.float32 for p in training.optimizer.params)
 
