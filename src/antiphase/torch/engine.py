@@ -39,7 +39,7 @@ OPTIMIZERS: dict[tuple[str, str], Any] = {
 }
 
 
-class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
+class PrivacyEngine(opacus.PrivacyEngine):
     """Opacus' ``PrivacyEngine`` for every mechanism of `antiphase.design`.
 
     ``mechanism`` is a name, with its options as keywords, or a `Factorization`, a `Mechanism`, or the path of a file

@@ -23,7 +23,7 @@ except ImportError:
     _Trainer, _causal = object, {}
 
 
-class PrivateTrainer(_Trainer):  # type: ignore[misc]
+class PrivateTrainer(_Trainer):
     """``transformers.Trainer`` that trains privately.
 
     ``engine`` has the mechanism, its options and the key; ``privacy`` are the arguments of its ``make_private`` or

@@ -28,7 +28,7 @@ _installed = _callbacks()
 _Callback: Any = type("_Callback", _installed or (object,), {})
 
 
-class PrivacyCallback(_Callback):  # type: ignore[misc]
+class PrivacyCallback(_Callback):
     """Makes ``Trainer(callbacks=[PrivacyCallback(…)])`` train privately.
 
     ``engine`` has the mechanism, its options and the key. ``max_grad_norm``, and either ``noise_multiplier`` or
