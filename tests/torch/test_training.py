@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from antiphase import Key, data
+from antiphase.errors import StateError
 from antiphase.torch import training
 from antiphase.torch.models import model
 from antiphase.torch.training import Recipe, torch_generator, train
@@ -57,6 +58,7 @@ def test_the_seed_decides_all_but_the_noise():
     assert not same(train(plain, DIGITS, seed=3), train(plain, DIGITS, seed=4)), "another order"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["dp-mf", "dp-sgd"])
 def test_insecure_noise_repeats_and_the_statement_says_so(mechanism):
     wanted = recipe(mechanism=mechanism, epsilon=None, noise_multiplier=1.0)
@@ -111,6 +113,7 @@ def test_divergence_is_an_outcome_not_a_crash(mechanism):
     assert json.loads(lost.to_json())["finite"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_every_model_learns_digits(name, mode):
@@ -120,6 +123,7 @@ def test_every_model_learns_digits(name, mode):
     assert made.accuracy > 0.5, made.accuracy
 
 
+@pytest.mark.slow
 def test_the_engine_designs_for_the_schedule_and_the_momentum():
     found = {
         train(recipe(schedule=schedule, momentum=momentum), DIGITS).statement.digest
@@ -129,6 +133,7 @@ def test_the_engine_designs_for_the_schedule_and_the_momentum():
     assert len(found) == 6
 
 
+@pytest.mark.slow
 def test_options_reach_the_design():
     made = train(recipe(mechanism="dp-mf+", options={"tau": 7}), DIGITS)
     assert made.statement.digest != train(recipe(mechanism="dp-mf+"), DIGITS).statement.digest
@@ -167,6 +172,7 @@ def test_generators_of_torch_have_their_whole_state_from_the_key():
     assert not torch.equal(first[0], torch.rand(3, generator=torch_generator(Key.insecure(1), "samples")))
 
 
+@pytest.mark.slow
 def test_neither_noise_nor_samples_of_dp_sgd_follow_the_seed(monkeypatch):
     drawn = []
     monkeypatch.setattr(training, "_collate", lambda batch: drawn.append(batch[1].tolist()) or batch)
@@ -179,6 +185,7 @@ def test_neither_noise_nor_samples_of_dp_sgd_follow_the_seed(monkeypatch):
     assert not same(first, again)
 
 
+@pytest.mark.slow
 def test_dp_sgd_claims_amplification_for_its_samples_alone():
     sampled = train(recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0), DIGITS)
     assert sampled.statement.sampler == "poisson"
@@ -190,6 +197,7 @@ def test_dp_sgd_claims_amplification_for_its_samples_alone():
     assert ordered.statement.participation == "2 epochs of 10 steps"
 
 
+@pytest.mark.slow
 def test_batches_of_nobody_are_steps_too():
     made = train(recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0, batch_size=1), dataset(30))
     assert made.steps == 60
@@ -203,6 +211,7 @@ def dropout(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, classes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["dp-mf", "dp-sgd"])
 @pytest.mark.parametrize("stop", [1, 13, 20])
 def test_a_run_goes_on_bit_for_bit(tmp_path, mechanism, stop):
@@ -239,6 +248,19 @@ def test_a_secret_key_is_kept_and_steps_made_again_are_the_same(tmp_path):
     assert all(torch.equal(stored[name], w) for name, w in made.weights.items())
 
 
+@pytest.mark.slow
+def test_a_run_without_its_checkpoint_is_not_begun_again(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(Stop):
+        train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(3))
+    (folder / "checkpoint").rename(tmp_path / "elsewhere")
+    with pytest.raises(StateError, match="checkpoint is gone"):
+        train(RECIPE, DIGITS, checkpoint=folder, resume=True)
+    (tmp_path / "elsewhere").rename(folder / "checkpoint")
+    assert train(RECIPE, DIGITS, checkpoint=folder, resume=True).steps == 20
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("raised", [True, False], ids=["raised", "signal"])
 def test_ctrl_c_saves_where_it_stands(tmp_path, raised):
     def press(step, steps, latest):

@@ -28,6 +28,7 @@ from torch.utils.data import Dataset as TorchDataset
 from antiphase import _checks as check
 from antiphase.data import Dataset
 from antiphase.design import design, names
+from antiphase.errors import StateError
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.noise.key import Key
 from antiphase.participation import min_separation
@@ -332,6 +333,9 @@ class _Run:
         assert self.folder is not None
         assert self.engine is not None
         if not (self.folder / "checkpoint").exists():
+            if any(ledger.stat().st_size for ledger in self.folder.glob("key.*.ledger")):
+                # PRIVACY: to begin again would be a second release, and nobody would account for the first.   [G15]
+                raise StateError(f"{self.folder}: steps were released, and their checkpoint is gone. Put it back")
             self.save()
             return
         self.engine.load_checkpoint(path=self.folder / "checkpoint", **self._state())
