@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
 from antiphase import _checks as check
+from antiphase import files
 from antiphase.data import Dataset
 from antiphase.design import design, names
 from antiphase.errors import StateError
@@ -119,9 +120,9 @@ class Recipe:
 class Outcome:
     """What a training came to.
 
-    Accuracy and loss are those on the test set, at the end and in ``curve`` as (step, accuracy, loss). They are no part
-    of the private release: they say nothing about the training data but through the released weights, as long as the
-    test set shares no records with it.
+    Accuracy and loss are those on the test set, at the end and in ``curve`` as (step, accuracy, loss). They follow from
+    the released weights and the test set, so they cost no privacy as long as it shares no records with the training
+    data; of the records in the test set itself they are not private.
 
     ``finite`` is False where the training diverged; ``statement`` is None where nothing private was trained.
     ``seconds`` is the time of the steps alone.
@@ -199,17 +200,18 @@ def train(
     seed = check.whole_number("seed", seed, least=0)
     evaluate = None if evaluate is None else check.whole_number("evaluate", evaluate)
     folder = None if checkpoint is None else Path(checkpoint)
+    if resume and folder is None:
+        raise TypeError("resume = True needs checkpoint: the folder of the run to go on with")
     if folder is not None:
         if not recipe.is_planned:
             raise ValueError(f"mechanism = {recipe.mechanism!r} keeps no checkpoints here; leave checkpoint out")
-        _refuse_folder(folder, resume, _identity(recipe, dataset, seed, insecure_noise))
-    elif resume:
-        raise TypeError("resume = True needs checkpoint: the folder of the run to go on with")
+        identity = _identity(recipe, dataset, seed, insecure_noise)
+        _refuse_folder(folder, resume, identity)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         run = _Run(recipe, dataset, seed, _key(folder, insecure_noise), folder)
         if folder is not None:
-            _begin_folder(folder, run.key, _identity(recipe, dataset, seed, insecure_noise))
+            _begin_folder(folder, run.key, identity)
             run.restore()
         with _threads(run.work), _interrupts_wait(folder is not None) as interrupted:
             for batch in itertools.islice(_endless(run.loader), run.steps - run.done):
@@ -323,10 +325,10 @@ class _Run:
         if self.folder is None or self.engine is None:
             return
         kept = {"curve": self.curve, "seconds": self.seconds}
-        _write(self.folder / "curve.json", json.dumps(kept).encode())
+        files.write_bytes(self.folder / "curve.json", json.dumps(kept).encode())
         self.engine.save_checkpoint(path=self.folder / "checkpoint", **self._state())
         if self.done == self.steps:
-            _write(self.folder / "model.safetensors", serialise(self.weights()))
+            files.write_bytes(self.folder / "model.safetensors", serialise(self.weights()))
 
     def restore(self) -> None:
         """Go on where the folder's checkpoint is, or write the first one: before any step, so that none is lost."""
@@ -476,7 +478,7 @@ def _begin_folder(folder: Path, key: Key, identity: dict[str, Any]) -> None:
     """Write down what the run is, and its key, where that is not done yet."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "run.json").exists():
-        _write(folder / "run.json", json.dumps(identity, indent=2).encode())
+        files.write_bytes(folder / "run.json", json.dumps(identity, indent=2).encode())
     if key.path is None and not key.is_insecure:
         key.save(folder / "key")
 
@@ -487,13 +489,6 @@ def _key(folder: Path | None, insecure_noise: int | None) -> Key:
     if folder is not None and (folder / "key").exists():
         return Key.load(folder / "key")
     return Key.generate()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(data)
-    os.replace(part, path)
 
 
 @contextlib.contextmanager
