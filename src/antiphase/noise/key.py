@@ -138,13 +138,12 @@ class Key:
     def family(self, run: str) -> set[str]:
         """The runs that took the place of one another, with ``run`` among them: all released something of the same
         data."""
-        found, records = {run}, [record for record in self.runs() if "after" in record]
+        found, pairs = {run}, [{record["run"], record["after"]} for record in self.runs() if "after" in record]
         while True:
-            joined = {r for record in records for r in (record["run"], record["after"])
-                      if found & {record["run"], record["after"]}}  # fmt: skip
-            if joined <= found:
+            joined = found.union(*(pair for pair in pairs if pair & found))
+            if joined == found:
                 return found
-            found |= joined
+            found = joined
 
     def check_run(self, run: str) -> str:
         """``run`` if it is an id, and one that the key's file knows; raises otherwise."""

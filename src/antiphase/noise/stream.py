@@ -46,7 +46,8 @@ class NoiseStream:
     Guarantee: after the last step of the plan, `HorizonError`, and nothing is drawn.   [G13]
 
     ``memory`` bounds what the stream may keep (``"512MB"``); ``threads`` is chosen by the length of the row unless
-    given. A stream that goes on after a restart is made by `restore`.
+    given. ``first_chunks`` is for a part of a tensor: how many chunks of the whole one come before it. A stream that
+    goes on after a restart is made by `restore`.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class NoiseStream:
         run: str | None = None,
         memory: str | int = "512MB",
         threads: int | None = None,
+        first_chunks: Mapping[str, int] | None = None,
     ) -> None:
         self._plan = plan
         check.instance("key", key, Key)
@@ -73,10 +75,12 @@ class NoiseStream:
         self._run = key.start_run(plan.digest) if run is None else key.check_run(run)
         # PRIVACY: one subkey for each (run, mechanism, tensor); the step and the place are in the counter.   [G12]
         normals = [Normals(key.subkey("noise", self._run, plan.digest, name)) for name in self._shapes]
+        offsets = [0 if first_chunks is None else first_chunks[name] for name in self._shapes]
+        length = self._engine.piece_chunks * CHUNK
         self._pieces = [
-            Piece(source, (first - start) // CHUNK, first, min(first + self._engine.piece_chunks * CHUNK, stop))
-            for source, start, stop in zip(normals, starts, starts[1:], strict=False)
-            for first in range(start, stop, self._engine.piece_chunks * CHUNK)
+            Piece(source, offset + (first - start) // CHUNK, first, min(first + length, stop))
+            for source, offset, start, stop in zip(normals, offsets, starts, starts[1:], strict=False)
+            for first in range(start, stop, length)
         ]
         most = 1 if self._width < WORTH_A_THREAD else min(os.cpu_count() or 1, 4)
         self._threads = most if threads is None else check.whole_number("threads", threads)

@@ -240,7 +240,7 @@ class ShardedNoise:
         threads: int | None = None,
     ) -> None:
         self._spans: dict[str, tuple[int, int, tuple[int, ...]]] = {}
-        chunks, covers = [], Shapes()
+        chunks, covers = {}, Shapes()
         for name, shape in shapes.items():
             first, stop = rows[name]
             if not 0 <= first <= stop <= shape[0]:
@@ -249,21 +249,14 @@ class ShardedNoise:
             chunk, end = first * width // CHUNK, -(-stop * width // CHUNK)
             if first < stop:
                 covers[name] = ((end - chunk) * CHUNK,)
-                chunks.append(chunk)
+                chunks[name] = chunk
             self._spans[name] = (first * width - chunk * CHUNK, (stop - first) * width, (stop - first, *shape[1:]))
         budget = _share_of_memory(memory, covers, shapes)
+        # PRIVACY: the place in the whole tensor is in the counter, so no two shards have the same normals.   [G17]
+        where: dict[str, Any] = {"shapes": covers, "first_chunks": chunks}
         self._stream = (
-            NoiseStream(mechanism, key=key, run=run, shapes=covers, memory=budget, threads=threads) if covers else None
+            NoiseStream(mechanism, key=key, run=run, memory=budget, threads=threads, **where) if covers else None
         )
-        if self._stream is not None:
-            offsets: dict[int, int] = {}
-            for piece in self._stream._pieces:  # in the order of `covers`, each tensor with normals of its own
-                offsets.setdefault(id(piece.normals), chunks[len(offsets)])
-            # PRIVACY: the place in the whole tensor is in the counter, so no two shards have the same normals.   [G17]
-            self._stream._pieces = [
-                dataclasses.replace(piece, first_chunk=piece.first_chunk + offsets[id(piece.normals)])
-                for piece in self._stream._pieces
-            ]
 
     def skip(self, count: int) -> None:
         if self._stream is not None:

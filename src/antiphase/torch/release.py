@@ -16,7 +16,6 @@ from antiphase.torch.ledger import ParticipationLedger, WriteAheadLedger
 from antiphase.torch.sampling import Recorded
 
 Tensor = torch.Tensor
-SMALL = 1 << 15
 WIDE = (torch.float32, torch.float64)
 
 
@@ -113,15 +112,10 @@ class Release:
         noisy = []
         for name, total, array in zip(self._shapes, parts, own, strict=True):
             # PRIVACY: added in float32 or better; in bfloat16 small noise would vanish.   [G16]
-            if name not in row:
-                noisy.append(total.clone())
-            elif array.size < SMALL:  # where calling torch takes longer than adding
-                out = np.empty_like(array)
-                np.add(array, row[name].reshape(array.shape), out=out)
-                noisy.append(torch.from_numpy(out).to(total.device))
-            else:
-                noisy.append(total + torch.from_numpy(row[name].reshape(array.shape)).to(total.device))
-        return [t.div_(self.divisor) for t in self.group.summed(noisy, sums)]
+            # By NumPy, since torch would wake all its threads to add two rows.
+            out = array + row[name].reshape(array.shape) if name in row else array.copy()
+            noisy.append(torch.from_numpy(out).to(total.device))
+        return [_divided(t, self.divisor) for t in self.group.summed(noisy, sums)]
 
     def _past_the_plan(self) -> None:
         # PRIVACY: past the plan there is no noise that is accounted for.   [G13]
@@ -159,15 +153,23 @@ class Release:
         # PRIVACY: rows of different steps, or runs, are together no row of the noise.   [G17]
         self.group.require_same("checkpoint", f"run {state['run']}, step {state['position']}")
         position, run = int(state["position"]), str(state["run"])
-        self._foreign = int(state["foreign"]) + (not same_key)
         if same_key:
             run = self.key.check_run(run)
+        self._foreign = int(state["foreign"]) + (not same_key)
         if self.ledger is not None:
             self.ledger.restore(state["ledger"])
         if fresh_noise:
             self.begin(position=position, after=run if same_key else None)
         else:
             self.begin(run, position)
+
+
+def _divided(total: Tensor, divisor: float) -> Tensor:
+    if total.device.type != "cpu" or distributed.is_shard(total):
+        return total.div_(divisor)
+    array = total.numpy()
+    array /= array.dtype.type(divisor)
+    return total
 
 
 def row_of(release: Release, step: int) -> dict[str, np.ndarray[Any, Any]]:
