@@ -127,7 +127,7 @@ def row_norms(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         count = next((k for k in range(least, 2 * least) if length % k == 0), length // BLOCK)
         size = min(length // count, BLOCK)
         whole = count * size  # all of it, where blocks of one size fit
-        blocks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (count, size)), dim=2, dtype=dtype)
+        blocks = torch.linalg.vector_norm(rows[:, :whole].reshape(-1, count, size), dim=2, dtype=dtype)
         if whole < length:
             rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True, dtype=dtype)
             blocks = torch.cat([blocks, rest], dim=1)
