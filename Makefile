@@ -15,8 +15,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip check
 	@touch $@
 
-demo: $(READY)       ## design and compare mechanisms; writes demo/comparison.png
-	$(BIN)/python examples/compare.py --output demo
+demo: $(READY)       ## four mechanisms on digits at two privacy budgets; writes demo/report.html
+	$(BIN)/antiphase demo --output demo
 
 test: $(READY)       ## everything that takes seconds (under 12 minutes on two cores)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not long" -n 2 --ignore=tests/acceptance --durations=10

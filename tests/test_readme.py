@@ -27,22 +27,6 @@ def test_the_python_in_the_readme_runs(tmp_path, monkeypatch):
     assert names["engine"].get_epsilon(1e-5) <= 8
 
 
-def test_the_comparison_is_clean_for_scripts_and_refuses_with_a_reason(tmp_path):
-    script = [sys.executable, str(ROOT / "examples" / "compare.py"), "--output", str(tmp_path)]
-    done = subprocess.run(
-        [*script, "--steps", "16", "--epochs", "2", "--json"], capture_output=True, text=True, check=True
-    )
-    rows = json.loads(done.stdout)["mechanisms"]
-    assert [row["name"] for row in rows][-1] == "dp-mf+"
-    assert all(row["over_optimum"] >= 1 - 1e-9 for row in rows)
-    assert (tmp_path / "comparison.png").exists()
-    assert (tmp_path / "comparison.svg").exists()
-    refused = subprocess.run([*script, "--steps", "0"], capture_output=True, text=True, check=False)
-    assert refused.returncode == 1
-    assert "steps = 0" in refused.stderr
-    assert "Traceback" not in refused.stderr
-
-
 def test_the_study_writes_its_numbers_and_figures(tmp_path):
     command = [sys.executable, "-m", "antiphase.studies.matrices", "--output", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)

@@ -16,14 +16,16 @@ from antiphase.report import charts, page
 from antiphase.torch.training import Outcome, Recipe, train
 
 TITLE = "Handwritten digits, logistic regression, with differential privacy"
-EPSILONS = (1.0, 8.0)
 DELTA = 1e-4  # well below one over 1,436 examples
-SETTING: dict[str, Any] = {"epochs": 8, "batch_size": 64, "learning_rate": 0.5, "delta": DELTA, "clip_norm": 1.0}
+# One learning rate for each ε, the same for all mechanisms, chosen on a fifth of the training part that was held out.
+RATES = {1.0: 0.5, 8.0: 2.0}
+EPSILONS = tuple(RATES)
+SETTING: dict[str, Any] = {"epochs": 10, "batch_size": 64, "delta": DELTA, "clip_norm": 1.0}
 MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {  # label: name, options
     "DP-SGD, Poisson batches": ("dp-sgd", {}),
     "DP-MF": ("dp-mf", {}),
     "DP-MF⁺": ("dp-mf+", {}),
-    "damped, ρ = 0.99": ("damped", {"rho": 0.99, "final_weight": 13.0}),
+    "damped, ρ = 0.99": ("damped", {"rho": 0.99, "final_weight": 15.0}),  # √ of 230 steps
 }
 ALONE = "no privacy"
 
@@ -56,7 +58,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "setting": SETTING,
+            "setting": SETTING | {"learning_rates": {f"{e:g}": rate for e, rate in RATES.items()}},
             "stopped": self.stopped,
             "results": [
                 {
@@ -85,7 +87,8 @@ def run(trials: int, progress: Progress | None = None) -> Result:
                 if progress is not None:
                     progress(done, trials * len(points), f"{label}{'' if epsilon is None else f', ε = {epsilon:g}'}")
                 name, options = MECHANISMS.get(label, ("none", {}))
-                recipe = Recipe(mechanism=name, options=options, epsilon=epsilon, **SETTING)
+                rate = RATES[epsilon or EPSILONS[-1]]
+                recipe = Recipe(mechanism=name, options=options, epsilon=epsilon, learning_rate=rate, **SETTING)
                 outcome = train(recipe, digits, seed=seed, evaluate=10)
                 outcomes.setdefault((label, epsilon), []).append(outcome)
                 done += 1
@@ -153,8 +156,9 @@ def _page(found: Result) -> page.Page:
         reproduce=["antiphase demo"],
         notes=[
             f"1,797 digits of 8 × 8 pixels, 1,436 of them to train; {SETTING['epochs']} epochs, batches of "
-            f"{SETTING['batch_size']}, learning rate {SETTING['learning_rate']:g}, clip norm {SETTING['clip_norm']:g}, "
-            "the same for all mechanisms.",
+            f"{SETTING['batch_size']}, clip norm {SETTING['clip_norm']:g}, learning rate "
+            f"{' and '.join(f'{rate:g} at ε = {e:g}' for e, rate in RATES.items())}: the same for all mechanisms, chosen "
+            "on a part of the training data that was held out.",
             "The noise comes from a new secret key every time, so figures repeat within their standard errors.",
         ],
         made=f"antiphase {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",

@@ -37,16 +37,11 @@ from antiphase.statement import PrivacyStatement
 from antiphase.torch.engine import PrivacyEngine
 from antiphase.torch.models import model
 from antiphase.torch.sampling import fixed_order_loader
+from antiphase.workload import SCHEDULES
 
 Tensor = torch.Tensor
 Progress = Callable[[int, int, Mapping[str, float]], None]
 
-# The learning rate at step t of T, relative to the first. Never 0 within the run: a step of rate 0 is no step.
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda done: 1.0,
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: 0.5 + 0.5 * math.cos(math.pi * done),
-}
 CHECKPOINTS = 10  # a run, at least
 SMALL = 1 << 20  # numbers in the gradients of a batch; below, waking a second thread takes longer than the work
 
