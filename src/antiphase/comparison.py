@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from antiphase.noise import Key
 from antiphase.objective import Average, Objective
 from antiphase.participation import Participation, from_epochs
 from antiphase.workload import Workload
+
+if TYPE_CHECKING:
+    from antiphase.noise.stream import NoiseStream
 
 Progress = Callable[[str, int, int, float | None], None]  # what, how many are done, of how many, gap so far
 
@@ -38,7 +41,8 @@ LABELS = {
 SYMBOLS = {"tau": "τ", "rho": "ρ", "final_weight": "final weight"}
 MEASURED = 8192  # numbers a row of noise has where making it takes long: the time is proportional
 ENOUGH = 128  # rows of such a stream that are timed
-MEMORY = 512_000_000  # bytes that noise may keep
+WIDEST = 1 << 21  # numbers a row has that is timed elsewhere; for larger models, too, the time is proportional
+MEMORY = 512_000_000  # bytes that noise keeps, where it has a choice; and bytes that a measurement may take
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,15 @@ class Candidate:
 
     @property
     def label(self) -> str:
+        """
+        >>> Candidate("dp-mf+", {"tau": 64}).label, Candidate("tree", {"estimator": "online"}).label
+        ('DP-MF⁺, τ = 64', 'tree, online')
+        """
+        options = dict(self.options)
         words = [LABELS.get(self.name, self.name)]
-        words += [f"{SYMBOLS.get(k, k)} = {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in self.options.items()]
+        if self.name == "tree" and "estimator" in options:
+            words = ["tree", str(options.pop("estimator"))]
+        words += [f"{SYMBOLS.get(k, k)} = {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in options.items()]
         return ", ".join([*words, "Poisson batches"] if self.poisson else words)
 
 
@@ -99,7 +110,7 @@ class Setting:
         return 1 / len(self.participation.classes(self.steps))
 
     def describe(self) -> str:
-        words = [f"{self.steps:,} steps", self.participation.describe()]
+        words = [f"{self.steps:,} step{'s' * (self.steps > 1)}", self.participation.describe()]
         if self.workload.describe() != "sgd":
             words.append(self.workload.describe())
         if self.epsilon is not None:
@@ -109,16 +120,23 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One mechanism in one setting. Noise is a standard deviation per coordinate, at learning rate and clip norm as in
-    the setting's workload and 1, before division by the batch size."""
+    """One mechanism in one setting. Noise is a standard deviation per coordinate, at clip norm 1 and the learning rates
+    of the setting, before division by the batch size.
+
+    ``over_optimum`` is the squared noise over all iterates, relative to the least that any encoder on batches in a
+    fixed order could have at the same promise: at least 1, but for Poisson batches, whose amplification may beat that.
+    ``design_seconds`` includes the calibration; designs that were cached take next to none. ``noise_bytes`` is what the
+    noise keeps from step to step, ``step_seconds`` the time for a row of it, where that takes longest (not a number if
+    it was not measured).
+    """
 
     candidate: Candidate
     mechanism: Mechanism
     deviation: Array  # of the noise in each iterate
-    over_optimum: float  # squared noise over all iterates, relative to the least that any encoder could have
+    over_optimum: float | None  # None if Ctrl-C came before the optimum was known
     design_seconds: float
     noise_bytes: int
-    step_seconds: float  # for a row of noise, at worst
+    step_seconds: float
 
     @property
     def name(self) -> str:
@@ -176,13 +194,18 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What `compare` found; ``refused`` says why a candidate is missing."""
+    """What `compare` found; ``refused`` says why a candidate is missing.
+
+    ``optimum`` is certified: no encoder on batches in a fixed order leaves less squared noise, summed over the
+    iterates, at noise multiplier 1. It is None if Ctrl-C came before it was known. ``stopped`` says that Ctrl-C came:
+    candidates or measurements are missing.
+    """
 
     setting: Setting
     entries: tuple[Entry, ...]
     refused: Mapping[str, str]
-    optimum: float  # certified: no encoder leaves less squared noise, summed over the iterates, at noise multiplier 1
-    stopped: bool = False  # by Ctrl-C: some candidates are missing
+    optimum: float | None
+    stopped: bool = False
 
     @property
     def base(self) -> Entry | None:
@@ -230,27 +253,25 @@ def compare(
     """Design and calibrate each candidate for ``setting``.
 
     ``tolerance`` is the certified gap at which optimal designs stop; ``measure=False`` leaves out the time of a row.
-    A candidate that cannot be had here (too large, say) is listed with the reason, and the others go on. Ctrl-C keeps
-    those that were finished.
+    A candidate that cannot be had here (too large, say) is listed with the reason, and the others go on; one that is
+    named twice appears once. Ctrl-C keeps what was finished.
     """
     candidates = usual_candidates(setting) if candidates is None else list(candidates)
+    candidates = list({candidate.label: candidate for candidate in candidates}.values())
     if not candidates:
         raise ValueError("candidates = []: there is nothing to compare")
-    made: list[tuple[Candidate, Mechanism, float]] = []
+    made: list[tuple[Candidate, Mechanism, float, int]] = []
     refused: dict[str, str] = {}
     stopped = False
     for i, candidate in enumerate(candidates):
-
-        def report(iteration: int, gap: float, candidate: Candidate = candidate, i: int = i) -> None:
-            if progress is not None:
-                progress(candidate.label, i, len(candidates), gap)
-
-        if progress is not None:
-            progress(candidate.label, i, len(candidates), None)
+        report = _reporter(progress, candidate.label, i, len(candidates))
+        report(0, None)
         began = time.perf_counter()
         try:
-            made.append((candidate, _mechanism(setting, candidate, tolerance, report), time.perf_counter() - began))
-        except (AntiphaseError, ValueError, TypeError, MemoryError) as error:
+            mechanism = _mechanism(setting, candidate, tolerance, report)
+            seconds = time.perf_counter() - began
+            made.append((candidate, mechanism, seconds, _noise_bytes(mechanism, setting.parameters)))
+        except REFUSALS as error:
             refused[candidate.label] = str(error) or type(error).__name__
         except KeyboardInterrupt:
             if not made:
@@ -259,22 +280,36 @@ def compare(
             refused |= {c.label: "stopped" for c in candidates[i:]}
             break
     if not made:
-        raise ValueError(
-            "none of the candidates can be had here: " + "; ".join(f"{k}: {v}" for k, v in refused.items())
-        )
-    optimum = _optimum(setting, [m.factorization for _, m, _ in made], tolerance)
+        raise ValueError("nothing is left to compare: " + "; ".join(f"{k}: {v}" for k, v in refused.items()))
+    _reporter(progress, "", len(candidates), len(candidates))(0, None)
+    optimum = _known_optimum([mechanism.factorization for _, mechanism, _, _ in made])
     entries = []
-    for candidate, mechanism, seconds in made:
+    try:
+        if optimum is None and not stopped:
+            optimum = _optimum(setting, tolerance)
+    except KeyboardInterrupt:
+        stopped = True
+    for candidate, mechanism, seconds, memory in made:
+        row = math.nan
         try:
-            entries.append(_entry(setting, candidate, mechanism, seconds, optimum, measure))
-        except (AntiphaseError, ValueError, MemoryError) as error:
-            refused[candidate.label] = str(error) or type(error).__name__
-    if progress is not None:
-        progress("", len(candidates), len(candidates), None)
+            row = _step_seconds(mechanism, setting.parameters, memory) if measure and not stopped else row
+        except KeyboardInterrupt:
+            stopped = True
+        entries.append(_entry(setting, candidate, mechanism, optimum, (seconds, memory, row)))
     return Comparison(setting, tuple(entries), refused, optimum, stopped)
 
 
 # ---- inside ------------------------------------------------------------------------------------------------
+
+REFUSALS = (AntiphaseError, ValueError, TypeError, MemoryError)
+
+
+def _reporter(progress: Progress | None, label: str, done: int, total: int) -> Callable[[int, float | None], None]:
+    def report(iteration: int, gap: float | None) -> None:
+        if progress is not None:
+            progress(label, done, total, gap)
+
+    return report
 
 
 def _mechanism(setting: Setting, candidate: Candidate, tolerance: float, report: Any) -> Mechanism:
@@ -290,60 +325,93 @@ def _mechanism(setting: Setting, candidate: Candidate, tolerance: float, report:
     )
     promise: dict[str, Any] = {"adjacency": setting.adjacency}
     if candidate.poisson:
+        if setting.epsilon is None:
+            raise ValueError("epsilon = None: what Poisson batches bring depends on ε and δ; give both")
         promise |= {"sampler": "poisson", "sampling_rate": setting.sampling_rate}
     if setting.epsilon is None:
         return calibrate(f, noise_multiplier=1.0, delta=setting.delta, **promise)
     return calibrate(f, epsilon=setting.epsilon, delta=setting.delta, **promise)
 
 
-def _optimum(setting: Setting, designs: list[Factorization], tolerance: float) -> float:
-    """The certified least squared noise over the iterates: known already where one was designed for it."""
-    plain = Average()
-    known = [f.bound for f in designs if f.bound is not None and f.objective == plain]
-    if known:
-        return max(known)
+def _known_optimum(designs: list[Factorization]) -> float | None:
+    """The bound of a design that is optimal for all iterates alike, if there is one."""
+    known = [f.bound for f in designs if f.bound is not None and f.objective == Average()]
+    return max(known) if known else None
+
+
+def _optimum(setting: Setting, tolerance: float) -> float:
+    """The certified least squared noise over the iterates."""
     best = design("dp-mf", workload=setting.workload, participation=setting.participation, tolerance=tolerance)
     return best.lower_bound
 
 
 def _entry(
-    setting: Setting, candidate: Candidate, mechanism: Mechanism, seconds: float, optimum: float, measure: bool
+    setting: Setting,
+    candidate: Candidate,
+    mechanism: Mechanism,
+    optimum: float | None,
+    cost: tuple[float, int, float],
 ) -> Entry:
     f = mechanism.factorization
     deviation = mechanism.noise_scale / f.sensitivity * np.sqrt(f.noise_per_iterate)
-    memory, row = _cost(mechanism, setting.parameters) if measure else (0, math.nan)
-    # The optimum is one of unamplified mechanisms, with their noise multiplier: Poisson batches can do better.
-    multiplier = mechanism.noise_multiplier
-    if candidate.poisson:
-        multiplier = calibrate(f, epsilon=setting.epsilon, delta=setting.delta).noise_multiplier
-    over = float(np.sum(deviation**2) / (multiplier**2 * optimum))
-    return Entry(candidate, mechanism, deviation, over, seconds, memory, row)
+    over = None
+    if optimum is not None:
+        # The optimum is one of unamplified mechanisms, with their noise multiplier: Poisson batches can do better.
+        multiplier = mechanism.noise_multiplier
+        if candidate.poisson:
+            multiplier = calibrate(f, epsilon=setting.epsilon, delta=setting.delta).noise_multiplier
+        over = float(np.sum(deviation**2) / (multiplier**2 * optimum))
+    return Entry(candidate, mechanism, deviation, over, *cost)
 
 
-def _cost(mechanism: Mechanism, parameters: int) -> tuple[int, float]:
-    """Bytes that the noise keeps, and seconds for a row, where it takes longest."""
+def _padded(parameters: int) -> int:
+    from antiphase.noise.normals import CHUNK
+
+    return -(-parameters // CHUNK) * CHUNK
+
+
+def _noise_bytes(mechanism: Mechanism, parameters: int) -> int:
+    """What the noise keeps from step to step: seen at a small model, for it is proportional."""
+    from antiphase.noise.stream import engine_for
+
+    whole, width = _padded(parameters), min(_padded(parameters), MEASURED)
+    needed = engine_for(mechanism.factorization, mechanism.noise_scale, width, 1 << 60).memory // width * whole
+    if _is_regenerated(mechanism):  # as many rows as there is room for, at least four
+        return min(needed, max(MEMORY // (16 * whole), 1) * 16 * whole)
+    return needed
+
+
+def _is_regenerated(mechanism: Mechanism) -> bool:
     from antiphase.noise.engines import Regenerated
     from antiphase.noise.normals import CHUNK
     from antiphase.noise.stream import engine_for
 
-    whole = -(-parameters // CHUNK) * CHUNK
-    engine = engine_for(mechanism.factorization, mechanism.noise_scale, whole, MEMORY)
-    key = Key.insecure(0)  # nothing is released
-    if not isinstance(engine, Regenerated):
-        stream = mechanism.noise(parameters, key=key, memory=MEMORY)
-        rows = min(mechanism.steps, 12)
-        times = []
-        for _ in range(rows):
-            began = time.perf_counter()
-            stream.next()
-            times.append(time.perf_counter() - began)
-        return stream.memory, float(np.median(times[2:] or times))
+    return isinstance(engine_for(mechanism.factorization, mechanism.noise_scale, CHUNK, 1 << 60), Regenerated)
+
+
+def _step_seconds(mechanism: Mechanism, parameters: int, memory: int) -> float:
+    """Seconds for a row of noise, where it takes longest; measured at a smaller model where this one is large."""
+
+    def stream(width: int, budget: int = 2 * MEMORY) -> NoiseStream:
+        return mechanism.noise(width, key=Key.insecure(0), memory=budget)  # nothing is released
+
+    whole = _padded(parameters)
+    if not _is_regenerated(mechanism):
+        width = max(min(parameters, WIDEST, MEMORY * whole // max(memory, 1)), 1)
+        stream(width).next()  # what takes time but once
+        return parameters / width * float(np.median(_times(stream(width), min(mechanism.steps, 12))))
     # All earlier normals are drawn again for a block of rows: the last block takes longest.
-    rows = min(mechanism.steps, ENOUGH, engine.memory // (4 * whole))
+    rows = min(mechanism.steps, ENOUGH, memory // (4 * whole))
     width = min(whole, MEASURED)
-    stream = mechanism.noise(width, key=key, memory=4 * width * max(rows, 4))
-    stream.skip(mechanism.steps - rows)
-    began = time.perf_counter()
+    last = stream(width, 4 * width * max(rows, 4))
+    last.skip(mechanism.steps - rows)
+    return whole / width * sum(_times(last, rows)) / rows
+
+
+def _times(stream: NoiseStream, rows: int) -> list[float]:
+    times = []
     for _ in range(rows):
+        began = time.perf_counter()
         stream.next()
-    return engine.memory, (time.perf_counter() - began) / rows * whole / width
+        times.append(time.perf_counter() - began)
+    return times

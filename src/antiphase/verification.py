@@ -24,6 +24,7 @@ from antiphase.participation import Epochs, Once
 LARGEST = 8192  # steps up to which the T × T encoder is looked at
 NUMBERS = 2048  # in each row of the noise that is looked at
 UNUSUAL = 6.5  # standard deviations; once in 10^10
+DENSE = 4096  # steps up to which a search for the optimum ends at a gap of 1e-6 or less; beyond, at 1e-4
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,15 @@ def verify(
 ) -> list[Check]:
     """Check the encoder, its sensitivity, the noise that is really made, and ε; and a statement, if one is given.
 
-    Guarantee: all checks hold for what this library designed; a sensitivity, noise or ε that is too small is noticed.
-    Encoders of more than 8,192 steps are not looked at entry by entry: what was checked is what is listed.
+    The sensitivity is that of every pattern, where patterns can be listed; ε comes from another accountant; noise is
+    made with a new key and undone with the encoder. Noise that is too small is noticed if it is so by a fifth in some
+    row, or by 7/√(2,048 × rows) in all; a bound on the optimum that is too high, with ``full``. Checks hold for
+    whatever this library designed, but for a chance of about 1e-9 a row.
+
+    Of more than 8,192 steps, encoder and noise are not looked at. What was checked is what is listed: never nothing.
     """
+    if claims is not None and not isinstance(made, Mechanism):
+        raise ValueError("a design that is not calibrated promises nothing; there is no statement to match")
     f = made.factorization if isinstance(made, Mechanism) else made
     checks: list[Check] = []
     if f.steps <= LARGEST:
@@ -59,10 +66,12 @@ def verify(
         checks.append(_bound(f, full))
     if isinstance(made, Mechanism):
         checks += _epsilon(made, delta if claims is None else claims.get("delta", delta))
-        if claims is not None:
-            checks += _statement(made, claims)
-    elif claims is not None:
-        raise ValueError("a design that is not calibrated promises nothing; there is no statement to match")
+        checks += _statement(made, claims) if claims is not None else []
+    if not checks:
+        raise ValueError(
+            f"steps = {f.steps}: encoders of more than {LARGEST} steps are not looked at, and this one claims nothing "
+            "else; nothing was checked"
+        )
     return checks
 
 
@@ -131,8 +140,9 @@ def _bound(f: Factorization, full: bool) -> Check:
             "error is not below the bound", f"≥ {f.bound:.8g}", f"{f.error:.8g}", f.error >= f.bound * (1 - 1e-9)
         )
     again = best_bound(f.workload, f.objective, f.participation)
-    holds = math.isclose(again, f.bound, rel_tol=max(2 * f.gap, 1e-6))
-    return Check("bound, solved again", f"{f.bound:.8g}", f"{again:.8g}", holds)
+    # A bound may be lower than need be, not higher than one found now: but for where that search stops.
+    holds = f.bound <= again * (1 + (1e-5 if f.steps <= DENSE else 2e-4)) and f.error >= f.bound * (1 - 1e-9)
+    return Check("bound, solved again", f"≥ {f.bound:.8g}", f"{again:.8g}", holds)
 
 
 def _epsilon(m: Mechanism, delta: float | None) -> list[Check]:

@@ -54,8 +54,7 @@ app.command()(training.demo)
 def main() -> None:
     """What the ``antiphase`` command runs."""
     with failures():
-        app()
-    sys.exit(0)
+        sys.exit(app(standalone_mode=False) or 0)
 
 
 if __name__ == "__main__":

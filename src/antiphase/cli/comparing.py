@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import math
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from antiphase.cli import console
 from antiphase.cli.console import (
@@ -25,6 +28,7 @@ from antiphase.cli.console import (
     Schedule,
     Separation,
     Steps,
+    misused,
     out,
 )  # fmt: skip
 
@@ -42,7 +46,12 @@ def compare(
     delta: Delta = None,
     mechanism: Annotated[
         list[str] | None,
-        typer.Option("--mechanism", "-m", help="Which ones, again and again: dp-mf+:tau=128, dp-sgd:poisson."),
+        typer.Option(
+            "--mechanism",
+            "-m",
+            help="Which one, with its options; may be given often: dp-mf+:tau=128, dp-sgd:poisson.",
+            autocompletion=lambda incomplete: [name for name in console.MECHANISMS if name.startswith(incomplete)],
+        ),
     ] = None,
     separation: Separation = None,
     lr: Rate = 1.0,
@@ -66,31 +75,33 @@ def compare(
     from antiphase import comparison
 
     if as_csv and as_json:
-        raise typer.BadParameter("--csv and --json: give one")
+        raise misused("--csv and --json: give one")
+    console.check_output(html)
     setting = _setting(
-        steps, epochs, separation, console.optimizer(steps, lr, schedule, momentum, nesterov, weight_decay),
+        steps, console.participation(steps, epochs, separation),
+        console.optimizer(steps, lr, schedule, momentum, nesterov, weight_decay),
         epsilon=epsilon, delta=delta, adjacency=adjacency, parameters=parameters,
     )  # fmt: skip
     chosen = [_candidate(text, steps) for text in mechanism] if mechanism else None
-    found = _run(comparison.compare, setting, chosen, tolerance, quiet or as_json or as_csv)
+    with console.bar(quiet or as_json or as_csv, "{task.fields[gap]}") as progress:
+        found = comparison.compare(setting, chosen, tolerance=tolerance, progress=_reporter(progress, tolerance))
+    drawn = _draw(figures, found) if figures is not None else []
     if html is not None:
         from antiphase.report import page
 
-        page.write(html, _page(found, _command()))
-    drawn = _draw(figures, found) if figures is not None else []
+        drawn.append(page.write(html, _page(found, console.command())))
     if as_json:
-        console.print_json(found.to_dict() | {"html": None if html is None else str(html)})
+        console.print_json(found.to_dict() | {"files": [str(path) for path in drawn]})
     elif as_csv:
-        rows = [{k: v for k, v in e.to_dict(found.base).items() if k != "options"} for e in found.entries]
-        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        _print_csv(found)
     else:
         _print(found)
-        for path in [*drawn, *([html] if html is not None else [])]:
+        for path in drawn:
             out.print(f"Written to {path}")
     for label, reason in found.refused.items():
         console.warn(f"without {label}: {reason}")
+    if found.stopped:
+        console.fail("by Ctrl-C: this is what there was", "stopped")
 
 
 def advise(
@@ -118,8 +129,13 @@ def advise(
     """
     from antiphase.theory.advice import advise as advice
 
+    if poisson and epsilon is None:
+        raise misused("--poisson needs --epsilon and --delta: what it brings depends on them")
+    if smoothness is not None and not 0 <= lr * smoothness <= 1:
+        raise misused(f"--lr × --smoothness = {lr * smoothness:g} must be between 0 and 1, or training diverges")
     setting = _setting(
-        steps, epochs, None, console.optimizer(steps, lr, schedule, momentum, nesterov, weight_decay),
+        steps, console.participation(steps, epochs, None),
+        console.optimizer(steps, lr, schedule, momentum, nesterov, weight_decay),
         epsilon=epsilon, delta=delta, parameters=parameters,
     )  # fmt: skip
     damping = None if smoothness is None else 1 - lr * smoothness
@@ -130,32 +146,25 @@ def advise(
     if as_json:
         console.print_json(found.to_dict())
         return
-    best = found.best
-    out.print(f"For {setting.describe()}, take [bold]{best.label}[/].\n")
+    out.print(f"For {setting.describe()}, take [bold]{found.best.label}[/].\n")
     for reason in found.reasons:
-        out.print(f"• {reason}")
-    out.print("\nIt rests on: " + "; ".join(found.rests_on) + ".")
-    options = "".join(f" --option {k}={v:g}" for k, v in best.candidate.options.items())
-    if best.candidate.poisson:
-        out.print("\nTo use it: antiphase train --mechanism dp-sgd …")
-    else:
-        plan = shlex.join(_setting_arguments(steps, epochs, lr, schedule, momentum, nesterov, weight_decay))
-        promise = f" --epsilon {epsilon:g} --delta {delta:g}" if epsilon is not None and delta is not None else ""
-        out.print(f"\nTo use it: antiphase design {best.name} {plan}{options}{promise} -o plan.antiphase")
+        out.print(escape(textwrap.fill(reason, 100, initial_indent="• ", subsequent_indent="  ")))
+    out.print("\n" + textwrap.fill("It rests on: " + "; ".join(found.rests_on) + ".", 100))
+    plan = _setting_arguments(steps, epochs, lr, schedule, momentum, nesterov, weight_decay)
+    if setting.epsilon is not None:
+        plan += ["--epsilon", _number(setting.epsilon), "--delta", f"{setting.delta:g}"]
+    out.print(f"\nTo use it: {_how_to_use(found.best, plan)}")
 
 
 # ---- inside ------------------------------------------------------------------------------------------------
 
 
-def _setting(steps: int, epochs: int, separation: int | None, optimizer: dict[str, Any], **rest: Any) -> Setting:
+def _setting(steps: int, participation: Any, optimizer: dict[str, Any], **rest: Any) -> Setting:
     import antiphase as ap
     from antiphase.comparison import Setting
 
-    if rest.get("delta") is not None and rest.get("epsilon") is None:
-        raise typer.BadParameter("--delta needs --epsilon")
-    if separation is None:
-        return Setting.of(steps, epochs, optimizer=optimizer, **rest)
-    return Setting(ap.Workload.sgd(steps, **optimizer), ap.min_separation(epochs, separation), **rest)
+    console.check_promise(rest["epsilon"], rest["delta"])
+    return Setting(ap.Workload.sgd(steps, **optimizer), participation, **rest)
 
 
 def _setting_arguments(
@@ -166,14 +175,32 @@ def _setting_arguments(
     given |= {"--momentum": (momentum, 0.0), "--weight-decay": (decay, 0.0)}
     for name, (value, usual) in given.items():
         if value != usual:
-            words += [name, f"{value:g}" if isinstance(value, float) else str(value)]
+            words += [name, _number(value)]
     return words + (["--nesterov"] if nesterov else [])
+
+
+def _number(value: Any) -> str:
+    """As short as it can be typed.
+
+    >>> _number(16.0), _number(0.1), _number(2**-0.5), _number("cosine")
+    ('16', '0.1', '0.7071067811865476', 'cosine')
+    """
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _how_to_use(best: Entry, plan: list[str]) -> str:
+    if best.candidate.poisson:
+        return "antiphase train --mechanism dp-sgd …"
+    options = [w for k, v in best.candidate.options.items() for w in (f"--{k.replace('_', '-')}", _number(v))]
+    return shlex.join(["antiphase", "design", best.name, *plan, *options, "-o", "plan.antiphase"])
 
 
 def _candidate(text: str, steps: int) -> Candidate:
     from antiphase.comparison import Candidate
 
     name, _, rest = text.partition(":")
+    if name not in console.MECHANISMS:
+        raise misused(f"--mechanism {text}: must be one of {', '.join(console.MECHANISMS)}")
     parts = [part for part in rest.split(",") if part]
     poisson = "poisson" in parts
     options = console.options_of([part for part in parts if part != "poisson"])
@@ -197,12 +224,11 @@ def _reporter(progress: Any, tolerance: float) -> Any:
     return report
 
 
-def _run(compare: Any, setting: Setting, chosen: Any, tolerance: float, quiet: bool) -> Comparison:
-    with console.bar(quiet, "{task.fields[gap]}") as progress:
-        found: Comparison = compare(setting, chosen, tolerance=tolerance, progress=_reporter(progress, tolerance))
-    if found.stopped:
-        console.warn("stopped by Ctrl-C: what follows is what there was")
-    return found
+def _print_csv(found: Comparison) -> None:
+    rows = [{k: v for k, v in e.to_dict(found.base).items() if k != "options"} for e in found.entries]
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
 
 
 def _print(found: Comparison) -> None:
@@ -210,24 +236,21 @@ def _print(found: Comparison) -> None:
     noise = ["mechanism", "noise\nmultiplier", "average\niterate", "final\niterate", "over\noptimum"]
     cost = ["design", "noise\nkeeps", "noise\na step"]
     rows = [_cells(entry, base) for entry in found.entries]
-    title = f"Noise in the model at equal privacy\n{setting.describe()}"
-    tables = [(title, noise + cost, rows)]
-    if out.width < console.WIDE:  # two narrow tables
-        tables = [
-            (title, noise, [row[: len(noise)] for row in rows]),
-            ("What it costs", ["mechanism", *cost], [[row[0], *row[len(noise) :]] for row in rows]),
-        ]
-    for heading, names, body in tables:
-        table = console.columns(*names, title=heading)
-        for row in body:
-            table.add_row(*row)
-        out.print(table)
-    relative = "; in percent of DP-SGD's" if base is not None else ""
-    out.print(
-        f"Iterates: standard deviation of the noise per coordinate, summed over the batch, at clip norm 1{relative}.\n"
-        "Over optimum: squared noise over all iterates, relative to the certified least of any encoder on batches in\n"
-        f"a fixed order. Memory and time of a step are for {setting.parameters:,} parameters.",
-        style="dim",
+    at = "equal privacy" if setting.epsilon is not None else "noise multiplier 1, which is equal privacy"
+    title = f"Noise in the model at {at}\n{setting.describe()}"
+    table = console.columns(*noise, *cost, title=title, rows=rows)
+    if console.fits(table):
+        console.show(table)
+    else:  # two narrow tables
+        console.show(console.columns(*noise, title=title, rows=[row[: len(noise)] for row in rows]))
+        costs = [[row[0], *row[len(noise) :]] for row in rows]
+        console.show(console.columns("mechanism", *cost, title="What it costs", rows=costs))
+    relative = ", and in percent of DP-SGD's" if base is not None else ""
+    console.explain(
+        f"Iterates: standard deviation of the noise per coordinate, summed over the batch, at clip norm 1{relative}. "
+        "Over optimum: squared noise over all iterates, relative to the certified least of any encoder on batches in "
+        f"a fixed order. Memory and time of a step are for {setting.parameters:,} parameters; designs that were made "
+        "before come from the cache."
     )
 
 
@@ -235,17 +258,14 @@ def _cells(entry: Entry, base: Entry | None) -> list[str]:
     row = entry.to_dict(base)
 
     def both(value: float, relative: float | None) -> str:
-        return f"{value:.4g}" + ("" if relative is None else f" {relative:4.0%}")
+        return f"{value:#.4g}".rstrip(".") + ("" if relative is None else f" {relative:4.0%}")
 
     return [
         entry.label, f"{entry.mechanism.noise_multiplier:.4g}", both(entry.average, row["average_relative"]),
-        both(entry.final, row["final_relative"]), f"{entry.over_optimum:.3f} ×", console.seconds(entry.design_seconds),
-        console.size(entry.noise_bytes), console.seconds(entry.step_seconds),
+        both(entry.final, row["final_relative"]),
+        "–" if entry.over_optimum is None else f"{entry.over_optimum:.3f} ×",
+        console.seconds(entry.design_seconds), console.size(entry.noise_bytes), console.seconds(entry.step_seconds),
     ]  # fmt: skip
-
-
-def _command() -> str:
-    return shlex.join(["antiphase", *sys.argv[1:]])
 
 
 def _charts(found: Comparison) -> dict[str, Any]:
@@ -264,7 +284,7 @@ def _charts(found: Comparison) -> dict[str, Any]:
     }
     if found.setting.steps <= charts.MOST_STEPS:
         plain = {e.label: (e.name, e.factorization) for e in found.entries if not e.candidate.poisson}
-        made["spectrum"] = charts.noise_spectrum(plain)
+        made |= {"spectrum": charts.noise_spectrum(plain)} if plain else {}
     return made
 
 
@@ -284,9 +304,12 @@ def _page(found: Comparison, command: str) -> Any:
     from antiphase.report.page import Column, Grid, Page
 
     setting, base = found.setting, found.base
-    best = min((e for e in found.entries), key=lambda e: e.final)
-    least = min((e for e in found.entries), key=lambda e: e.average)
-    rows = [e.to_dict(base) | {"step_ms": 1e3 * e.step_seconds, "mb": e.noise_bytes / 1e6} for e in found.entries]
+    best = min(found.entries, key=lambda e: e.final)
+    rows = [
+        e.to_dict(base)
+        | {"step_ms": 1e3 * e.step_seconds if math.isfinite(e.step_seconds) else None, "mb": e.noise_bytes / 1e6}
+        for e in found.entries
+    ]
     columns = [
         Column("label", "mechanism"),
         Column("noise_multiplier", "noise multiplier", help="noise over sensitivity, for the promise asked", digits=4),
@@ -300,31 +323,11 @@ def _page(found: Comparison, command: str) -> Any:
         Column("mb", "noise keeps", "MB", f"for {setting.parameters:,} parameters", digits=3),
         Column("step_ms", "noise a step", "ms", "time for a row of noise, at worst", digits=2),
     ]
-    answer = f"{best.label} leaves least noise in the final model"
-    if base is not None and best is not base:
-        answer += f": {best.final / base.final:.0%} of DP-SGD's, at the same privacy"
-    points = []
-    if least is not best:
-        points.append(
-            f"Over all iterates {least.label} leaves least; {best.label} leaves {best.average / least.average - 1:.1%} "
-            "more there."
-        )
-    points.append(
-        f"The certified optimum: no encoder on batches in a fixed order leaves less than 1/{least.over_optimum:.4g} of "
-        f"{least.label}'s squared noise over all iterates."
-        if least.over_optimum >= 1
-        else f"{least.label} does better than any encoder without amplification could, but only on Poisson batches."
-    )
-    if setting.epsilon is not None:
-        points.append(
-            f"Every mechanism here promises ε = {setting.epsilon:g} at δ = {setting.delta:g} ({setting.adjacency}) for "
-            "the whole training."
-        )
     return Page(
         title="antiphase: mechanisms compared",
         question=f"Which noise for {setting.describe()}?",
-        answer=answer + ".",
-        points=points,
+        answer=_answer(found, best),
+        points=_points(found, best),
         grids=[Grid("Noise in the model at equal privacy", columns, rows)],
         charts=list(_charts(found).values()),
         statements=[best.mechanism.statement()] if setting.delta is not None else [],
@@ -336,3 +339,39 @@ def _page(found: Comparison, command: str) -> Any:
         ],
         made=f"antiphase {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )
+
+
+def _answer(found: Comparison, best: Entry) -> str:
+    if len(found.entries) > 1 and max(e.final for e in found.entries) <= best.final * (1 + 1e-9):
+        return "All of them leave the same noise in the final model."
+    relative = ""
+    if found.base is not None and best is not found.base:
+        relative = f": {best.final / found.base.final:.0%} of DP-SGD's, at the same privacy"
+    return f"{best.label} leaves least noise in the final model{relative}."
+
+
+def _points(found: Comparison, best: Entry) -> list[str]:
+    setting, points = found.setting, []
+    least = min(found.entries, key=lambda e: e.average)
+    if least is not best and best.average > least.average:
+        points.append(
+            f"Over all iterates {least.label} leaves least; {best.label} leaves {best.average / least.average - 1:.1%} "
+            "more there."
+        )
+    if least.over_optimum is not None and least.over_optimum < 1:
+        points.append(
+            f"{least.label}: less noise over all iterates than any encoder on batches in a fixed order could have. It "
+            "needs true Poisson sampling, anew for every step."
+        )
+    elif least.over_optimum is not None:
+        points.append(
+            f"{least.label}'s squared noise over all iterates is {least.over_optimum:.4f} times the certified least: "
+            "no encoder on batches in a fixed order has less."
+        )
+    points.append(
+        f"Every mechanism here promises ε = {setting.epsilon:g} at δ = {setting.delta:g} ({setting.adjacency}) for "
+        "the whole training."
+        if setting.epsilon is not None
+        else "Every mechanism here has noise multiplier 1, and so the same ε at any δ."
+    )
+    return points

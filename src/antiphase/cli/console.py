@@ -5,65 +5,111 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import sys
+import textwrap
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from antiphase.design import names
 from antiphase.errors import AntiphaseError
+from antiphase.mechanism import ADJACENCIES
+from antiphase.workload import SCHEDULES
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
-WIDE = 108  # columns that the widest table takes
 if not out.is_terminal:
-    out = Console(highlight=False, soft_wrap=True, width=WIDE)  # a file has no edge
+    out = Console(highlight=False, soft_wrap=True, width=400)  # a file has no edge
 
 # ---- options that several commands have --------------------------------------------------------------------
 
+
+def one_of(*words: str) -> Any:
+    """An option's type: one of these words, which the shell completes."""
+    return click.Choice(words)
+
+
+MECHANISMS = tuple(names())
 Steps = Annotated[int, typer.Option(help="How many steps training takes.", min=1, show_default=False)]
 Epochs = Annotated[int, typer.Option(help="How often each record takes part, in a fixed order.", min=1)]
 Separation = Annotated[
     int | None, typer.Option(help="Instead of a fixed order: at least so many steps between two participations.", min=1)
 ]
-Momentum = Annotated[float, typer.Option(help="Momentum of SGD.", min=0.0, max=1.0)]
+Momentum = Annotated[float, typer.Option(help="Momentum of SGD, below 1.", min=0.0)]
 Nesterov = Annotated[bool, typer.Option("--nesterov", help="Nesterov's form of it.")]
 Decay = Annotated[float, typer.Option(help="Weight decay of SGD.", min=0.0)]
 Rate = Annotated[float, typer.Option("--lr", "--learning-rate", help="Learning rate, the first of a schedule.")]
-Schedule = Annotated[str, typer.Option(help="constant, linear or cosine.")]
+Schedule = Annotated[str, typer.Option(help="Of the learning rate.", click_type=one_of(*SCHEDULES))]
 Epsilon = Annotated[float | None, typer.Option(help="Privacy budget ε of the whole training.", show_default=False)]
 Delta = Annotated[float | None, typer.Option(help="δ: well below one over the number of records.", show_default=False)]
 Multiplier = Annotated[
     float | None, typer.Option(help="Noise over sensitivity, instead of --epsilon.", show_default=False)
 ]
 Clip = Annotated[float, typer.Option("--clip", "--clip-norm", help="Norm to which each record's gradient is clipped.")]
-Adjacency = Annotated[str, typer.Option(help="zero-out, replace-one, or (with Poisson batches) add-remove.")]
+Adjacency = Annotated[
+    str, typer.Option(help="What differs in the other data set; add-remove is for Poisson batches.",
+                      click_type=one_of(*ADJACENCIES))
+]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output, and nothing else there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints.")]
 
 
 def optimizer(steps: int, rate: float, schedule: str, momentum: float, nesterov: bool, decay: float) -> dict[str, Any]:
     """The arguments of `Workload.sgd` that these options mean."""
+    if nesterov and not momentum:
+        raise misused("--nesterov needs --momentum above 0")
+    shape = SCHEDULES[schedule]
     return {
-        "learning_rates": learning_rates(steps, rate, schedule),
+        "learning_rates": rate if schedule == "constant" else [rate * shape(t / steps) for t in range(steps)],
         "momentum": momentum,
         "nesterov": nesterov,
         "weight_decay": decay,
     }
 
 
-def learning_rates(steps: int, rate: float, schedule: str) -> Any:
-    """One rate, or one a step."""
-    from antiphase import _checks as check
-    from antiphase.workload import SCHEDULES
+def participation(steps: int, epochs: int, separation: int | None) -> Any:
+    """Who takes part when, as --epochs and --separation say."""
+    from antiphase.participation import from_epochs, min_separation
 
-    shape = SCHEDULES[check.choice("schedule", schedule, tuple(SCHEDULES))]
-    return rate if schedule == "constant" else [rate * shape(t / steps) for t in range(steps)]
+    if separation is not None:
+        return min_separation(epochs, separation)
+    every = -(-steps // epochs)
+    if (epochs - 1) * every >= steps:
+        raise misused(
+            f"--epochs {epochs} does not fit --steps {steps}: with {every} step{'s' * (every > 1)} an epoch there are "
+            f"only {-(-steps // every)}"
+        )
+    return from_epochs(steps, epochs)
+
+
+def check_promise(epsilon: float | None, delta: float | None, noise_multiplier: float | None = None) -> None:
+    """Refuse what is no promise: ε and a noise multiplier at once, ε without δ, δ alone."""
+    if epsilon is not None and noise_multiplier is not None:
+        raise misused("give one of --epsilon and --noise-multiplier; the other follows")
+    if epsilon is not None and delta is None:
+        raise misused("--epsilon needs --delta, which is yours to choose: well below one over the number of records")
+    if delta is not None and epsilon is None and noise_multiplier is None:
+        raise misused("--delta needs --epsilon")
+
+
+def check_adjacency(adjacency: str, *, sampled: bool = False) -> None:
+    """Refuse what a fixed order does not have."""
+    if adjacency == "add-remove" and not sampled:
+        raise misused(
+            "--adjacency add-remove is for Poisson batches: in a fixed order one record more would shift every later "
+            "batch. Take zero-out or replace-one"
+        )
 
 
 def options_of(pairs: list[str] | None) -> dict[str, Any]:
@@ -75,13 +121,28 @@ def options_of(pairs: list[str] | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for pair in pairs or []:
         name, equals, value = pair.partition("=")
-        if not equals or not re.fullmatch(r"[a-z_]+", name.strip().replace("-", "_")):
-            raise typer.BadParameter(f"{pair!r} must be name=value, as in tau=128")
+        name = name.strip().replace("-", "_")
+        if not equals or not re.fullmatch(r"[a-z_]+", name):
+            raise misused(f"{pair!r} must be name=value, as in tau=128")
         try:
-            found[name.strip().replace("-", "_")] = json.loads(value)
+            found[name] = json.loads(value)
         except ValueError:
-            found[name.strip().replace("-", "_")] = value.strip()
+            found[name] = value.strip()
     return found
+
+
+def check_output(*paths: Path | None) -> None:
+    """Refuse files that cannot be written, before any work is done for them."""
+    for path in filter(None, paths):
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder; give the name of a file")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{path}: there is no folder {path.parent}; make it first")
+
+
+def command() -> str:
+    """What was typed, for others to type."""
+    return shlex.join(["antiphase", *sys.argv[1:]])
 
 
 # ---- output ------------------------------------------------------------------------------------------------
@@ -104,46 +165,67 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def show(table: Table) -> None:
+    """To standard output, without blanks at the ends of lines."""
+    with out.capture() as text:
+        out.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.get().splitlines()))
+
+
 def facts(rows: dict[str, str]) -> Table:
     """A few names with their values."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(escape(name), escape(value))
     return table
 
 
-def columns(*headings: str, title: str | None = None) -> Table:
-    """A table whose first column has words and whose others have numbers."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+def columns(*headings: str, title: str | None = None, rows: list[list[str]]) -> Table:
+    """A table whose first column has words and whose others have numbers, none of them cut off."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for i, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if i else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
     return table
+
+
+def fits(table: Table) -> bool:
+    """Whether it is as narrow as the terminal."""
+    return out.measure(table, options=out.options.update(width=10_000)).maximum <= out.width
+
+
+def explain(text: str) -> None:
+    """Small print below a table."""
+    out.print(escape(textwrap.fill(text, min(out.width, 100))), style="dim")
 
 
 def seconds(value: float) -> str:
     """
-    >>> seconds(0.00042), seconds(0.031), seconds(7.36), seconds(75.0)
-    ('0.42 ms', '31 ms', '7.4 s', '75 s')
+    >>> seconds(0.00042), seconds(0.0031), seconds(0.031), seconds(7.36), seconds(75.0), seconds(math.nan)
+    ('0.42 ms', '3.1 ms', '31 ms', '7.4 s', '75 s', '–')
     """
     if not math.isfinite(value):
-        return ""
+        return "–"
     if value < 1:
-        return f"{1e3 * value:.2g} ms" if value < 0.01 else f"{1e3 * value:.0f} ms"
+        return f"{1e3 * value:.2f} ms" if value < 0.001 else f"{1e3 * value:.{int(value < 0.01)}f} ms"
     return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
 
 
 def size(count: float) -> str:
     """
-    >>> size(0), size(2202280), size(510590976)
-    ('0', '2.2 MB', '511 MB')
+    >>> size(0), size(2202280), size(4000000), size(510590976)
+    ('0', '2.2 MB', '4.0 MB', '511 MB')
     """
+    if not count:
+        return "0"
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
-            return "0" if not count else f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.2g} {unit}"
+            break
         count /= 1000
-    raise AssertionError
+    return f"{count:.1f} {unit}" if count < 10 and unit != "B" else f"{count:.0f} {unit}"
 
 
 @contextmanager
@@ -174,17 +256,40 @@ class Closing:
 # ---- how it ends -------------------------------------------------------------------------------------------
 
 
+def misused(message: str) -> click.UsageError:
+    """To be raised where a command is not understood: exit code 2."""
+    return click.UsageError(message, click.get_current_context(silent=True))
+
+
 @contextmanager
 def failures() -> Iterator[None]:
-    """Refusals and failures in one message on standard error, and exit code 1; a bug keeps its traceback."""
+    """One message on standard error, and exit code 2 for what is not understood, 1 for what is refused or fails.
+
+    A bug keeps its traceback.
+    """
     try:
-        yield
-    except KeyboardInterrupt:
-        fail("stopped by Ctrl-C")
-    except (AntiphaseError, ValueError, TypeError, OSError, MemoryError, ImportError) as error:
+        with warnings.catch_warnings():
+            warnings.showwarning = _note
+            yield
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.UsageError as error:
+        _say("not understood", f"{error.format_message().rstrip('.')}. See: {_path(error)} --help")
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        fail("stopped by Ctrl-C", "stopped")
+    except OSError as error:
+        told = error.strerror and error.filename is not None
+        fail(f"{error.filename}: {error.strerror}" if told else str(error) or type(error).__name__)
+    except (AntiphaseError, ValueError, TypeError, MemoryError, ImportError) as error:
         if type(error) in (TypeError, ValueError) and not _is_ours(error):
             raise
-        fail(str(error) or type(error).__name__)
+        fail(str(error) or ("there is not enough memory" if isinstance(error, MemoryError) else type(error).__name__))
+
+
+def _path(error: click.UsageError) -> str:
+    return error.ctx.command_path if error.ctx is not None else "antiphase"
 
 
 def _is_ours(error: BaseException) -> bool:
@@ -195,16 +300,33 @@ def _is_ours(error: BaseException) -> bool:
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("antiphase")
 
 
-def fail(message: str) -> None:
-    err.print(f"[bold red]refused:[/] {_escaped(message)}")
+def _note(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """Warnings of ours and of the user's own code are notes; those inside libraries are for their callers: for us."""
+    if "site-packages" not in Path(filename).parts:
+        warn(str(message))
+
+
+def fail(message: str, how: str = "refused") -> None:
+    _say(how, message)
     sys.exit(1)
 
 
 def warn(message: str) -> None:
-    err.print(f"[yellow]note:[/] {_escaped(message)}")
+    err.print(f"[yellow]note:[/] {escape(message)}")
 
 
-def _escaped(text: str) -> str:
-    from rich.markup import escape
+def hint(message: str, quiet: bool) -> None:
+    """What to do next, where somebody may read it."""
+    if not quiet:
+        err.print(escape(message), style="dim")
 
-    return escape(text)
+
+def _say(how: str, message: str) -> None:
+    err.print(f"[bold red]{how}:[/] {escape(message)}")

@@ -9,6 +9,7 @@ import typer
 
 from antiphase.cli import console
 from antiphase.cli.console import (
+    MECHANISMS,
     Adjacency,
     Clip,
     Decay,
@@ -24,18 +25,20 @@ from antiphase.cli.console import (
     Schedule,
     Separation,
     Steps,
-    err,
+    one_of,
     out,
 )  # fmt: skip
 
 
 def design(
-    name: Annotated[str, typer.Argument(help="dp-mf+, dp-mf, damped, dp-sgd, tree, sqrt-toeplitz, …", metavar="NAME")],
+    name: Annotated[str, typer.Argument(click_type=one_of(*MECHANISMS), metavar="NAME")],
     steps: Steps,
     epochs: Epochs = 1,
     tau: Annotated[int | None, typer.Option(help="dp-mf+: steps between virtual restarts (default: all).")] = None,
     rho: Annotated[float | None, typer.Option(help="damped: how much of an error is left after a step.")] = None,
-    final_weight: Annotated[float | None, typer.Option(help="How much the last iterate counts, among many.")] = None,
+    final_weight: Annotated[
+        float | None, typer.Option(help="dp-mf, damped: how much the last iterate counts, others counting 1.")
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", help="Any other option of the mechanism, as name=value.")
     ] = None,
@@ -52,99 +55,123 @@ def design(
     noise_multiplier: Multiplier = None,
     clip: Clip = 1.0,
     adjacency: Adjacency = "zero-out",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write, as in mnist.antiphase.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write, as in plan.antiphase.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for figures of it, SVG and PNG.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Design a mechanism: write it to a file, print its error, the certified bound and the gap.
 
+    NAME is one of dp-sgd, anti-pgd, chess, tree, sqrt-toeplitz, fourier, dp-mf, dp-mf+, damped, curvature, optimal.
     With --epsilon and --delta (or --noise-multiplier) it is calibrated too, and ready to train with.
 
-    Example: antiphase design dp-mf+ --steps 256 --epochs 4 --epsilon 8 --delta 1e-5 -o plan.antiphase
+    \b
+    Example: antiphase design dp-mf+ --steps 256 --epochs 4 \\
+               --epsilon 8 --delta 1e-5 -o plan.antiphase
     """
     import antiphase as ap
 
-    options = console.options_of(option)
-    given = {"tau": tau, "rho": rho, "final_weight": final_weight, "tolerance": tolerance}
-    options |= {key: value for key, value in given.items() if value is not None}
-    if buffers is not None:
-        options["buffers"] = int(buffers) if buffers.isdigit() else buffers
+    console.check_promise(epsilon, delta, noise_multiplier)
+    console.check_adjacency(adjacency)
+    promised = epsilon is not None or noise_multiplier is not None
+    if not promised and (clip, adjacency) != (1.0, "zero-out"):
+        raise console.misused("--clip and --adjacency belong to a promise: give --epsilon and --delta too")
+    console.check_output(output)
+    given = {"tau": tau, "rho": rho, "final_weight": final_weight, "tolerance": tolerance, "buffers": _count(buffers)}
+    options = console.options_of(option) | {key: value for key, value in given.items() if value is not None}
     workload = ap.Workload.sgd(steps, **console.optimizer(steps, lr, schedule, momentum, nesterov, weight_decay))
-    who: dict[str, Any] = {"epochs": epochs}
-    if separation is not None:
-        who = {"participation": ap.min_separation(epochs, separation)}
-    closing = console.Closing(tolerance or 1e-9)
+    who = console.participation(steps, epochs, separation)
+    closing = console.Closing(tolerance or _usual_tolerance(steps, epochs))
     with console.bar(quiet or as_json, "{task.fields[gap]}") as progress:
         task = progress.add_task(f"designing {name}", total=1.0, gap="")
 
         def report(iteration: int, gap: float) -> None:
             progress.update(task, completed=closing.share(gap), gap=f"gap {gap:.0e}")
 
-        f = ap.design(name, workload=workload, progress=report, **who, **options)
-        bound = f.lower_bound
-    made: Any = f
-    if epsilon is not None or noise_multiplier is not None:
+        f = ap.design(name, workload=workload, participation=who, progress=report, **options)
+        _ = f.lower_bound  # solved for here, where a design has none of its own
+    made = None
+    if promised:
         made = ap.calibrate(
             f, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, clip_norm=clip, adjacency=adjacency
         )
-    digest = made.save(output) if output is not None else None
+    digest = (made or f).save(output) if output is not None else None
     drawn = _draw(figures, f) if figures is not None else []
-    calibrated = made is not f
     if as_json:
-        console.print_json(
-            {
-                "name": f.name,
-                "options": {k: v for k, v in f.options.items() if isinstance(v, int | float | str)},
-                "steps": f.steps,
-                "participation": f.participation.describe(),
-                "workload": f.workload.describe(),
-                "form": type(f).__name__,
-                "buffers": getattr(f, "buffers", None),
-                "sensitivity": f.sensitivity,
-                "error": f.error,
-                "lower_bound": bound,
-                "gap": f.gap,
-                "noise_multiplier": made.noise_multiplier if calibrated else None,
-                "clip_norm": made.clip_norm if calibrated else None,
-                "epsilon": made.epsilon() if calibrated and delta is not None else None,
-                "delta": delta,
-                "file": None if output is None else str(output),
-                "digest": digest,
-                "figures": [str(p) for p in drawn],
-            }
-        )
+        files = {"file": output, "digest": digest, "figures": drawn}
+        console.print_json(_to_dict(f, made) | {k: _text(v) for k, v in files.items()})
         return
-    out.print(console.facts(_facts(f, bound, made if calibrated else None)))
-    if output is None:
-        err.print("[dim]Nothing was written: say -o FILE to keep it.[/]")
-    else:
-        out.print(f"\nWritten to {output} ({'mechanism' if calibrated else 'factorization'}, {str(digest)[:16]}…)")
-        if not calibrated:
-            err.print(f"[dim]Calibrate it with: antiphase calibrate {output} --epsilon 8 --delta 1e-6 -o …[/]")
+    console.show(console.facts(_facts(f, made)))
+    if output is not None:
+        out.print(f"\nWritten to {output} ({'design' if made is None else 'mechanism'}, {str(digest)[:16]}…)")
     for path in drawn:
-        out.print(f"Figure: {path}")
+        out.print(f"Written to {path}")
+    if output is None:
+        console.hint("It was not kept: say -o FILE for that.", quiet)
+    elif made is None:
+        console.hint(f"It promises nothing yet: antiphase calibrate {output} --epsilon … --delta … -o …", quiet)
 
 
-def _facts(f: Any, bound: float, mechanism: Any) -> dict[str, str]:
-    options = ", ".join(f"{k} = {v:g}" for k, v in f.options.items() if isinstance(v, int | float))
+# ---- inside ------------------------------------------------------------------------------------------------
+
+
+def _count(buffers: str | None) -> int | str | None:
+    return int(buffers) if buffers is not None and buffers.isdecimal() else buffers
+
+
+def _usual_tolerance(steps: int, epochs: int) -> float:
+    """At which gap a search stops by itself, as `antiphase.design` says."""
+    if epochs == 1 or steps <= 1024:
+        return 1e-9
+    return 1e-6 if steps <= 4096 else 1e-4
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_text(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _to_dict(f: Any, made: Any) -> dict[str, Any]:
+    return {
+        "name": f.name,
+        "options": {k: v for k, v in f.options.items() if isinstance(v, int | float | str)},
+        "steps": f.steps,
+        "participation": f.participation.describe(),
+        "workload": f.workload.describe(),
+        "form": type(f).__name__,
+        "buffers": getattr(f, "buffers", None),
+        "sensitivity": f.sensitivity,
+        "sensitivity_is_exact": f.sensitivity_is_exact,
+        "error": f.error,
+        "lower_bound": f.lower_bound,
+        "gap": f.gap,
+        "noise_multiplier": None if made is None else made.noise_multiplier,
+        "clip_norm": None if made is None else made.clip_norm,
+        "adjacency": None if made is None else made.adjacency,
+        "epsilon": None if made is None or made.target_delta is None else made.epsilon(),
+        "delta": None if made is None else made.target_delta,
+    }
+
+
+def _facts(f: Any, made: Any) -> dict[str, str]:
+    from antiphase.statement import rounded_up
+
+    options = "".join(f", {k} = {v:g}" for k, v in f.options.items() if isinstance(v, int | float))
+    optimizer = "" if f.workload.describe() == "sgd" else f", {f.workload.describe()}"
     rows = {
-        "mechanism": f.name + (f", {options}" if options else ""),
-        "setting": f"{f.steps:,} steps, {f.participation.describe()}, {f.workload.describe()}",
+        "mechanism": f.name + options,
+        "setting": f"{f.steps:,} step{'s' * (f.steps > 1)}, {f.participation.describe()}{optimizer}",
         "kept as": _form(f),
         "sensitivity": f"{f.sensitivity:.6g}" + ("" if f.sensitivity_is_exact else " (an upper bound)"),
         "error": f"{f.error:.8g}   squared noise, summed over what its objective counts, at noise multiplier 1",
-        "bound": f"{bound:.8g}   no encoder for this objective has less",
-        "gap": f"{f.gap:.1e}" if f.gap < 0.1 else f"{f.error / bound:.3f} × the optimum",
+        "bound": f"{f.lower_bound:.8g}   certified: no encoder has less",
+        "gap": f"{f.gap:.1e}" if f.gap < 0.1 else f"{f.error / f.lower_bound:.3f} × the bound",
     }
-    if mechanism is not None:
-        rows["noise multiplier"] = f"{mechanism.noise_multiplier:.6g} at clip norm {mechanism.clip_norm:g}"
-        if mechanism.target_delta is not None:
-            from antiphase.statement import rounded_up
-
-            rows["promise"] = (
-                f"ε = {rounded_up(mechanism.epsilon())} at δ = {mechanism.target_delta:g} ({mechanism.adjacency})"
-            )
+    if made is not None:
+        rows["noise multiplier"] = f"{made.noise_multiplier:.6g} at clip norm {made.clip_norm:g}"
+        if made.target_delta is not None:
+            rows["promise"] = f"ε = {rounded_up(made.epsilon())} at δ = {made.target_delta:g} ({made.adjacency})"
     return rows
 
 
@@ -152,7 +179,7 @@ def _form(f: Any) -> str:
     buffers = getattr(f, "buffers", None)
     if buffers is not None:
         return f"a stream with {buffers} vectors of memory"
-    return f"{type(f).__name__.lower()}, {f.bands:,} diagonals"
+    return f"{type(f).__name__.lower()}, {f.bands:,} diagonal{'s' * (f.bands > 1)}"
 
 
 def _draw(folder: Path, f: Any) -> list[Path]:
@@ -168,8 +195,6 @@ def _draw(folder: Path, f: Any) -> list[Path]:
         }
     else:
         console.warn(f"{f.steps:,} steps are too many for a spectrum and for heat maps; they are left out")
-    paths = []
     for name, make in wanted.items():
         figures.draw(folder / name, make())
-        paths.append(folder / f"{name}.svg")
-    return paths
+    return [folder / f"{name}.svg" for name in wanted]

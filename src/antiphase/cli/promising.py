@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from antiphase.cli import console
-from antiphase.cli.console import Adjacency, Clip, Delta, Epsilon, Json, Multiplier, err, out
+from antiphase.cli.console import Adjacency, Clip, Delta, Epsilon, Json, Multiplier, Quiet, err, misused, out
 
 File = Annotated[Path, typer.Argument(help="A mechanism file.", show_default=False)]
 
@@ -29,29 +30,21 @@ def calibrate(
 ) -> None:
     """From ε to the noise multiplier, or back; with a design, from that to a mechanism.
 
+    FILE is a design to calibrate, or a mechanism to calibrate anew; without one, it is about a single release.
+
     Example: antiphase calibrate --epsilon 8 --delta 1e-6
     """
     import antiphase as ap
     from antiphase.statement import rounded_up
 
-    if (epsilon is None) == (noise_multiplier is None):
-        raise typer.BadParameter("give one of --epsilon and --noise-multiplier; the other follows")
+    console.check_promise(epsilon, delta, noise_multiplier)
+    console.check_adjacency(adjacency, sampled=sampling_rate is not None)
+    console.check_output(output)
+    if epsilon is None and noise_multiplier is None:
+        raise misused("give --epsilon or --noise-multiplier; the other follows")
     if delta is None:
-        raise typer.BadParameter("--delta is yours to choose, well below one over the number of records")
-    if file is None:
-        if output is not None:
-            raise typer.BadParameter("--output needs a design to calibrate: antiphase calibrate FILE …")
-        if steps is not None and sampling_rate is None:
-            raise typer.BadParameter("--steps without a file is for --sampling-rate; a whole plan is one release")
-        if sampling_rate is not None and steps is None:
-            raise typer.BadParameter("--sampling-rate needs --steps")
-        design: Any = ap.design("dp-sgd", steps=steps or 1)
-    else:
-        if steps is not None:
-            raise typer.BadParameter(f"--steps is known from {file}")
-        design = ap.load(file)
-        if isinstance(design, ap.Mechanism):
-            design = design.factorization
+        raise misused("--delta is needed, and yours to choose: well below one over the number of records")
+    design = _single_release(steps, sampling_rate, output) if file is None else _design(file, steps)
     promise: dict[str, Any] = {"clip_norm": clip, "adjacency": adjacency}
     if sampling_rate is not None:
         promise |= {"sampler": "poisson", "sampling_rate": sampling_rate}
@@ -85,7 +78,7 @@ def calibrate(
     gdp, zcdp = m.mu(), m.rho()
     if gdp is not None and zcdp is not None:
         rows["also"] = f"{rounded_up(gdp)}-GDP, {rounded_up(zcdp)}-zCDP"
-    out.print(console.facts(rows))
+    console.show(console.facts(rows))
     if output is not None:
         out.print(f"\nWritten to {output} (mechanism, {m.digest[:16]}…)")
 
@@ -98,9 +91,20 @@ def statement(
 ) -> None:
     """What a mechanism promises, in words, or as JSON that anybody can re-derive.
 
+    FILE is a mechanism that design or calibrate wrote.
+
     Example: antiphase statement plan.antiphase
     """
-    mechanism = _mechanism(file)
+    import antiphase as ap
+
+    mechanism = ap.load(file)
+    if not isinstance(mechanism, ap.Mechanism):
+        raise ValueError(
+            f"{file} holds a design that is not calibrated, and promises nothing; first: antiphase calibrate {file} "
+            "--epsilon … --delta … -o …"
+        )
+    if delta is None and mechanism.target_delta is None:
+        raise misused(f"{file} was made without δ: give --delta, well below one over the number of records")
     made = mechanism.statement(delta, released=released)
     print(made.to_json() if as_json else made)
 
@@ -113,8 +117,11 @@ def verify(
     delta: Delta = None,
     full: Annotated[bool, typer.Option("--full", help="Solve for the bound again, too: may take long.")] = False,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Check that a mechanism file is what it claims: sensitivity, noise and ε computed again, by other ways.
+
+    FILE is a mechanism or a design. Exit code 0: all that was checked holds.
 
     Example: antiphase verify plan.antiphase
     """
@@ -123,28 +130,52 @@ def verify(
 
     loaded = ap.load(file)
     claims = verification.read_statement(statement) if statement is not None else None
-    checks = verification.verify(loaded, claims, delta=delta, full=full)
+    with console.bar(quiet or as_json) as progress:
+        progress.add_task(f"verifying {file}", total=None)
+        checks = verification.verify(loaded, claims, delta=delta, full=full)
     good = all(check.holds for check in checks)
     if as_json:
         console.print_json({"file": str(file), "holds": good, "checks": [vars(check) for check in checks]})
     else:
         for check in checks:
             mark = "[green]holds[/]" if check.holds else "[bold red]FAILS[/]"
-            out.print(f"{mark}  {check.what}: claimed {check.claimed}; found {check.found}")
-        if good:
-            out.print(f"{file}: all {len(checks)} checks hold.")
+            out.print(f"{mark}  {escape(f'{check.what}: claimed {check.claimed}; found {check.found}')}")
     if not good:
-        err.print(f"[bold red]refused:[/] {file} is not what it claims to be. Do not train with it.")
+        wrong = [check.what for check in checks if not check.holds]
+        whose = f"{statement} is no statement of {file}" if wrong == [checks[-1].what] and statement else str(file)
+        err.print(
+            f"[bold red]refused:[/] {escape(whose)}: {len(wrong)} of {len(checks)} checks fail. Do not rely on it."
+        )
         raise typer.Exit(1)
+    if not as_json:
+        out.print(f"{escape(str(file))}: all {len(checks)} checks hold.")
+    if loaded.steps > verification.LARGEST:
+        console.warn(
+            f"{loaded.steps:,} steps are more than {verification.LARGEST:,}: the encoder was not looked at entry by "
+            "entry, and no noise was made"
+        )
 
 
-def _mechanism(file: Path) -> Any:
+# ---- inside ------------------------------------------------------------------------------------------------
+
+
+def _single_release(steps: int | None, sampling_rate: float | None, output: Path | None) -> Any:
+    """What is calibrated without a file: one release, or so many steps of DP-SGD on Poisson batches."""
     import antiphase as ap
 
+    if output is not None:
+        raise misused("--output needs a design to calibrate: antiphase calibrate FILE …")
+    if steps is not None and sampling_rate is None:
+        raise misused("--steps without a file is for --sampling-rate; a whole plan is one release")
+    if sampling_rate is not None and steps is None:
+        raise misused("--sampling-rate needs --steps")
+    return ap.design("dp-sgd", steps=steps or 1)
+
+
+def _design(file: Path, steps: int | None) -> Any:
+    import antiphase as ap
+
+    if steps is not None:
+        raise misused(f"--steps is known from {file}")
     loaded = ap.load(file)
-    if not isinstance(loaded, ap.Mechanism):
-        raise ValueError(
-            f"{file}: holds a design that is not calibrated yet, and promises nothing; first: antiphase calibrate "
-            f"{file} --epsilon … --delta … -o …"
-        )
-    return loaded
+    return loaded.factorization if isinstance(loaded, ap.Mechanism) else loaded

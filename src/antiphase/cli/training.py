@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import statistics
 import sys
@@ -12,7 +13,22 @@ from typing import Annotated, Any
 import typer
 
 from antiphase.cli import console
-from antiphase.cli.console import Clip, Decay, Delta, Epsilon, Json, Momentum, Multiplier, Nesterov, Quiet, err, out
+from antiphase.cli.console import (
+    MECHANISMS,
+    Clip,
+    Decay,
+    Delta,
+    Epsilon,
+    Json,
+    Momentum,
+    Multiplier,
+    Nesterov,
+    Quiet,
+    Schedule,
+    misused,
+    one_of,
+    out,
+)  # fmt: skip
 
 Folder = Annotated[Path | None, typer.Option(help="Folder that has the files of a data set known by name.")]
 
@@ -22,7 +38,14 @@ def train(
     epochs: Annotated[int, typer.Option(help="How often each example takes part.", min=1)] = 1,
     batch_size: Annotated[int, typer.Option(help="Examples a step.", min=1)] = 64,
     lr: Annotated[float, typer.Option("--lr", "--learning-rate", help="Learning rate, the first of a schedule.")] = 0.5,
-    mechanism: Annotated[str, typer.Option(help="As in design; dp-sgd: Poisson batches; none: no privacy.")] = "dp-mf+",
+    mechanism: Annotated[
+        str,
+        typer.Option(
+            help="As in design; dp-sgd: Poisson batches; none: no privacy.",
+            click_type=one_of("none", *MECHANISMS),
+            metavar="NAME",
+        ),
+    ] = "dp-mf+",
     epsilon: Epsilon = None,
     delta: Delta = None,
     noise_multiplier: Multiplier = None,
@@ -31,12 +54,17 @@ def train(
     momentum: Momentum = 0.0,
     nesterov: Nesterov = False,
     weight_decay: Decay = 0.0,
-    schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "constant",
+    schedule: Schedule = "constant",
     option: Annotated[list[str] | None, typer.Option("--option", help="Of the mechanism, as in tau=128.")] = None,
     fixed_order: Annotated[bool, typer.Option("--fixed-order", help="dp-sgd without Poisson batches.")] = False,
-    inputs: Annotated[str, typer.Option(help="range: as they are; standard: by public mean and deviation.")] = "range",
+    inputs: Annotated[
+        str,
+        typer.Option(
+            help="range: as they are; standard: by public mean and deviation.", click_type=one_of("range", "standard")
+        ),
+    ] = "range",
     mode: Annotated[
-        str, typer.Option("--mode", help="hooks, functorch or ghost: how gradients are clipped.")
+        str, typer.Option("--mode", help="How gradients are clipped.", click_type=one_of("hooks", "functorch", "ghost"))
     ] = "hooks",
     trials: Annotated[int, typer.Option(help="Train so often, with the next seeds.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="For first weights and order, never for the noise.", min=0)] = 0,
@@ -54,17 +82,13 @@ def train(
 ) -> None:
     """Train a model with differential privacy, and say what is promised.
 
-    Example: antiphase train --data digits --epochs 4 --batch-size 64 --epsilon 8 --delta 1e-4
+    Example: antiphase train --data digits --epochs 4 --epsilon 8 --delta 1e-4
     """
+    _check(mechanism, epsilon, delta, noise_multiplier, nesterov and not momentum)
     if output is not None and trials > 1:
-        raise typer.BadParameter(f"--output keeps one model, and there are {trials} trials")
-    if resume and checkpoint is None:
-        raise typer.BadParameter("--resume needs --checkpoint: the folder of the run to go on with")
-    if mechanism != "none":
-        if (epsilon is None) == (noise_multiplier is None):
-            raise typer.BadParameter("give one of --epsilon and --noise-multiplier; the other follows")
-        if delta is None:
-            raise typer.BadParameter("--delta is yours to choose, well below one over the number of examples")
+        raise misused(f"--output keeps one model, and there are {trials} trials")
+    console.check_output(output, html)
+    _check_folder(checkpoint, resume, trials)
     from antiphase.torch.training import Recipe
 
     recipe = Recipe(
@@ -73,23 +97,26 @@ def train(
         noise_multiplier=noise_multiplier, delta=delta, clip_norm=clip, model=model, momentum=momentum,
         nesterov=nesterov, weight_decay=weight_decay, schedule=schedule, inputs=inputs, grad_sample_mode=mode,
     )  # fmt: skip
+    if checkpoint is not None and not recipe.is_planned:
+        raise misused("--checkpoint: runs without privacy, or of dp-sgd on Poisson batches, cannot be resumed")
     hush = quiet or as_json
     dataset = load(data, folder, hush)
     outcomes, stopped = _trials(recipe, dataset, seed, trials, insecure_noise, checkpoint, resume, hush)
-    if output is not None and outcomes and not stopped:
-        _save_weights(output, outcomes[0].weights)
     written = _report(outcomes, html, figures) if outcomes else []
+    if output is not None and outcomes:
+        _save_weights(output, outcomes[0].weights)
+        written.append(output)
     if as_json:
-        console.print_json({"trials": [o.to_dict() for o in outcomes], "stopped": stopped} | _summary(outcomes))
-    else:
+        totals = {"stopped": stopped, "files": [str(path) for path in written]} | _summary(outcomes)
+        console.print_json({"trials": [o.to_dict() for o in outcomes]} | totals)
+    elif outcomes:
         _print(outcomes, dataset)
-        for path in [*written, *([output] if output is not None and not stopped else [])]:
+        for path in written:
             out.print(f"Written to {path}")
     if stopped:
-        again = [w for w in sys.argv[1:] if w != "--resume"]
-        how = f"; go on with: {shlex.join(['antiphase', *again, '--resume'])}" if checkpoint is not None else ""
-        err.print(f"[bold red]stopped[/] by Ctrl-C after {len(outcomes)} of {trials} trials{how}")
-        raise typer.Exit(1)
+        again = shlex.join(["antiphase", *(w for w in sys.argv[1:] if w != "--resume"), "--resume"])
+        how = f". Go on with: {again}" if checkpoint is not None else ""
+        console.fail(f"by Ctrl-C, {len(outcomes)} of {trials} trial{'s' * (trials > 1)} done{how}", "stopped")
 
 
 def data(
@@ -99,6 +126,8 @@ def data(
     quiet: Quiet = False,
 ) -> None:
     """Get a data set, check it, and say what is in it.
+
+    NAME is digits, mnist, fashion-mnist or cifar10; or your own folder of images, .npz or .csv.
 
     Example: antiphase data digits
     """
@@ -123,7 +152,7 @@ def data(
         )
         return
     shown = ", ".join(found.classes[:10]) + (", …" if len(found.classes) > 10 else "")
-    out.print(
+    console.show(
         console.facts(
             {
                 "data": found.name,
@@ -140,7 +169,7 @@ def data(
 
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the page and the results.")] = Path("demo"),
-    trials: Annotated[int, typer.Option(help="Seeds for each point.", min=1)] = 5,
+    trials: Annotated[int, typer.Option(help="Seeds for each point.", min=1)] = 10,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -161,21 +190,47 @@ def demo(
     if as_json:
         console.print_json(found.to_dict())
         return
-    table = console.columns("mechanism", *(f"ε = {e:g}" for e in study.EPSILONS), title=study.TITLE)
-    for label, cells in found.rows().items():
-        table.add_row(label, *cells)
-    out.print(table)
-    out.print(f"Accuracy on test data in percent, mean ± standard error of {trials} seeds.\n", style="dim")
+    rows = [[label, *cells] for label, cells in found.rows().items()]
+    console.show(console.columns("mechanism", *(f"ε = {e:g}" for e in study.EPSILONS), title=study.TITLE, rows=rows))
+    spread = f"mean ± standard error of {trials} seeds" if trials > 1 else "one seed"
+    console.explain(f"Accuracy on test data in percent, {spread}.")
+    out.print()
     print(found.statement)
     out.print()
     for path in paths:
         out.print(f"Written to {path}")
     if found.stopped:
-        err.print("[bold red]stopped[/] by Ctrl-C: this is what there was")
-        raise typer.Exit(1)
+        console.fail("by Ctrl-C: this is what there was", "stopped")
 
 
 # ---- inside ------------------------------------------------------------------------------------------------
+
+
+def _check(
+    mechanism: str, epsilon: float | None, delta: float | None, noise_multiplier: float | None, nesterov_alone: bool
+) -> None:
+    """Refuse what is no promise, or a promise where nothing is private."""
+    if nesterov_alone:
+        raise misused("--nesterov needs --momentum above 0")
+    if mechanism == "none":
+        if (epsilon, delta, noise_multiplier) != (None, None, None):
+            raise misused("--mechanism none has no privacy: leave --epsilon, --delta and --noise-multiplier out")
+        return
+    console.check_promise(epsilon, delta, noise_multiplier)
+    if epsilon is None and noise_multiplier is None:
+        raise misused("give --epsilon or --noise-multiplier, and --delta; or --mechanism none for no privacy")
+    if delta is None:
+        raise misused("--delta is needed, and yours to choose: well below one over the number of examples")
+
+
+def _check_folder(checkpoint: Path | None, resume: bool, trials: int) -> None:
+    if checkpoint is None:
+        if resume:
+            raise misused("--resume needs --checkpoint: the folder of the run to go on with")
+    elif not resume and checkpoint.exists() and any(checkpoint.iterdir()):
+        raise FileExistsError(f"{checkpoint} is not empty: go on with its run by --resume, or give another folder")
+    elif resume and trials == 1 and not (checkpoint / "run.json").exists():
+        raise FileNotFoundError(f"{checkpoint}: there is no run to go on with; begin one without --resume")
 
 
 def load(name: str, folder: Path | None, quiet: bool) -> Any:
@@ -237,25 +292,48 @@ def _summary(outcomes: list[Any]) -> dict[str, Any]:
 
 
 def _print(outcomes: list[Any], dataset: Any) -> None:
-    if not outcomes:
-        return
     first = outcomes[0]
-    table = console.columns(
-        "seed", "test accuracy", "test loss", "steps", "time", title=f"{first.recipe.mechanism} on {dataset.name}"
-    )
-    for o in outcomes:
-        diverged = "" if o.finite else " (diverged)"
-        table.add_row(
-            str(o.seed), f"{o.accuracy:.2%}{diverged}", f"{o.loss:.4f}", str(o.steps), console.seconds(o.seconds)
-        )
-    out.print(table)
+    rows = [
+        [str(o.seed), f"{o.accuracy:.2%}{'' if o.finite else ' (diverged)'}", f"{o.loss:.4f}", str(o.steps),
+         console.seconds(o.seconds)]
+        for o in outcomes
+    ]  # fmt: skip
+    title = f"{_label(first.recipe.mechanism)} on {dataset.name}"
+    console.show(console.columns("seed", "test accuracy", "test loss", "steps", "time", title=title, rows=rows))
     total = _summary(outcomes)
     if total["standard_error"] is not None:
         out.print(f"mean {total['accuracy']:.2%} ± {total['standard_error']:.2%} (standard error)\n")
-    if first.statement is not None:
-        print(first.statement)
-    else:
+    if first.statement is None:
         out.print("Not private: trained without clipping and noise.")
+        return
+    print(first.statement)
+    if len(outcomes) > 1:
+        out.print(
+            f"That is for each trial alone; all {len(outcomes)}, if they are released, are together "
+            f"({_together(outcomes)}, {first.delta:g})-differentially private."
+        )
+
+
+def _label(mechanism: str) -> str:
+    from antiphase.comparison import LABELS
+
+    return "no privacy" if mechanism == "none" else LABELS.get(mechanism, mechanism)
+
+
+def _together(outcomes: list[Any]) -> str:
+    """ε of all trials, whose noise is independent: rounded up."""
+    from antiphase import accounting
+    from antiphase.statement import rounded_up
+
+    one, count = outcomes[0].statement, len(outcomes)
+    if one.mu is None:
+        epsilon = accounting.poisson_epsilon(
+            one.noise_multiplier, one.delta, sampling_rate=one.sampling_rate, steps=one.steps * count
+        )
+    else:
+        # PRIVACY: separate Gaussian mechanisms: their μ² add up.   [G15]
+        epsilon = accounting.gaussian_epsilon((1 - 1e-12) / (one.mu * math.sqrt(count)), one.delta)
+    return rounded_up(epsilon)
 
 
 def _save_weights(path: Path, weights: Any) -> None:
@@ -272,11 +350,10 @@ def _report(outcomes: list[Any], html: Path | None, folder: Path | None) -> list
     from datetime import UTC, datetime
 
     from antiphase import __version__
-    from antiphase.comparison import LABELS
     from antiphase.report import charts, figures, page
 
     recipe, name = outcomes[0].recipe, outcomes[0].recipe.mechanism
-    label = LABELS.get(name, "no privacy" if name == "none" else name)
+    label = _label(name)
     curves = charts.training_curves(
         [
             {"name": charts.ALONE if name == "none" else name, "label": label, "steps": [p[0] for p in o.curve],
@@ -307,13 +384,27 @@ def _report(outcomes: list[Any], html: Path | None, folder: Path | None) -> list
             title=f"antiphase: {label} on {outcomes[0].dataset}",
             question=f"How well does a {recipe.model} model do on {outcomes[0].dataset}{promise}?",
             answer=f"It reaches {100 * total['accuracy']:.1f}{spread} % on test data{promise}.",
-            points=[f"{len(outcomes)} trial(s), {recipe.epochs} epoch(s), batches of {recipe.batch_size}."],
+            points=[
+                f"{_count(len(outcomes), 'trial')}, {_count(recipe.epochs, 'epoch')}, batches of {recipe.batch_size}."
+            ],
             grids=[page.Grid("Trials", columns, rows)],
             charts=[curves],
             statements=[outcomes[0].statement] if outcomes[0].statement is not None else [],
-            reproduce=[shlex.join(["antiphase", *sys.argv[1:]])],
-            notes=["The noise is drawn from a new secret key every time: results repeat in distribution."],
+            reproduce=[console.command()],
+            notes=_notes(outcomes[0]),
             made=f"antiphase {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         )
         written.append(page.write(html, made))
     return written
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _notes(outcome: Any) -> list[str]:
+    if outcome.statement is None:
+        return ["Nothing here is private: there was neither clipping nor noise."]
+    if outcome.statement.noise_source.startswith("INSECURE"):
+        return ["The noise came from a seed that can be guessed: it repeats, and protects nobody."]
+    return ["The noise is drawn from a new secret key every time: results repeat in distribution."]

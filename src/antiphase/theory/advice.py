@@ -20,7 +20,8 @@ class Advice:
     """Which mechanism to take, why, and what it rests on.
 
     ``noise`` has, for each candidate, the root of the squared noise that the judge counts, relative to DP-SGD on
-    batches in a fixed order. ``cheaper`` is an alternative that keeps few vectors, where the best one keeps many.
+    batches in a fixed order. ``best`` has the least of it, or within 1 % of that the least memory. ``cheaper`` is an
+    alternative that keeps few vectors, where the best one keeps many.
     """
 
     comparison: Comparison
@@ -66,12 +67,16 @@ def advise(
             raise ValueError("poisson needs epsilon and delta: amplification depends on them")
         candidates.insert(1, Candidate("dp-sgd", poisson=True))
     if damping is not None:
-        damping = check.real_number("damping", damping, least=0.0)
-        if damping > 1:
-            raise ValueError(f"damping = {damping:g} must be at most 1: errors do not grow")
+        damping = check.real_number("damping", damping)
+        if not 0 <= damping <= 1:
+            raise ValueError(
+                f"damping = {damping:g} must be between 0 and 1: it is what is left of an error after a step"
+            )
         judge = Damped(damping, None, math.sqrt(setting.steps))
         candidates.append(Candidate("damped", {"rho": damping, "final_weight": math.sqrt(setting.steps)}))
-    found = compare(setting, candidates, tolerance=tolerance, progress=progress)
+    found = compare(setting, candidates, tolerance=tolerance, measure=False, progress=progress)
+    if found.stopped:  # half of the candidates are no ground for advice
+        raise KeyboardInterrupt
     if found.base is None:
         raise ValueError("; ".join(found.refused.values()))
     squared = {entry.label: entry.error_under(judge) for entry in found.entries}
@@ -89,41 +94,53 @@ def advise(
 
 def _reasons(found: Comparison, best: Entry, cheaper: Entry | None, noise: dict[str, float]) -> list[str]:
     assert found.base is not None
-    words = []
-    if best.name == "dp-sgd":
-        others = min(v for e in found.entries for k, v in noise.items() if k == e.label and e.name != "dp-sgd")
-        words.append(
-            f"Independent noise on Poisson batches leaves {noise[best.label]:.1%} of plain DP-SGD's noise; the best "
-            f"correlated noise would leave {others:.1%}. It needs true Poisson sampling: batches of random size, drawn "
-            "anew for every step."
-        )
+    rivals = {entry.label: noise[entry.label] for entry in found.entries if entry.name != "dp-sgd"}
+    others = min(rivals, key=lambda label: rivals[label])
+    share = {label: f"{value:.1%}" for label, value in noise.items()}
+    if best is found.base:
+        words = [
+            f"Independent noise is as good as any here, and keeps nothing from step to step: {others} would leave "
+            f"{share[others]} of its noise in the model."
+        ]
+    elif best.candidate.poisson:
+        words = [
+            f"Independent noise on Poisson batches leaves {share[best.label]} of what DP-SGD leaves on batches in a "
+            f"fixed order; the best correlated noise, {others}, would leave {share[others]}.",
+            "It needs true Poisson sampling: batches of random size, drawn anew, and in secret, for every step.",
+        ]
     else:
-        words.append(
-            f"It leaves {noise[best.label]:.1%} of DP-SGD's noise in the model at the same privacy: "
+        words = [
+            f"It leaves {share[best.label]} of DP-SGD's noise in the model at the same privacy: "
             f"{best.average / found.base.average:.1%} on average over the iterates and "
             f"{best.final / found.base.final:.1%} in the last one."
-        )
-        for entry in found.entries:
-            if entry.candidate.poisson:
-                words.append(
-                    f"With Poisson batches DP-SGD would leave {noise[entry.label]:.1%}: amplification brings less here."
-                )
+        ]
+    words += [
+        f"With Poisson batches DP-SGD would leave {share[entry.label]}: amplification brings less here."
+        for entry in found.entries
+        if entry.candidate.poisson and entry is not best
+    ]
     if best.gap is not None:
-        words.append(f"No encoder could do better for its objective by more than {best.gap:.1e}: that is certified.")
+        words.append(
+            f"Certified: no encoder has less squared noise by more than {_percent(best.gap)} for its objective."
+        )
     if cheaper is not None:
         words.append(
             f"Cheaper: {cheaper.label} keeps {cheaper.noise_bytes / 1e6:.3g} MB instead of "
             f"{best.noise_bytes / 1e6:.3g} MB for {found.setting.parameters:,} parameters and leaves "
-            f"{noise[cheaper.label]:.1%}."
+            f"{share[cheaper.label]}."
         )
     return words
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share >= 1e-6 else "0.0001 %"
+
+
 def _rests_on(damping: float | None, poisson: bool) -> tuple[str, ...]:
     judged = (
-        "all iterates and the last one (weight √steps) count, and errors do not fade: a worst case of flat curvature"
+        "all iterates count, the last one √steps times, and errors do not fade: a worst case of flat curvature"
         if damping is None
-        else f"errors fade by ρ = {damping:g} a step, and the last iterate counts √steps times"
+        else f"all iterates count, the last one √steps times, and a step leaves ρ = {damping:g} of an error"
     )
-    sampling = "batches may be Poisson samples" if poisson else "batches come in a fixed order"
-    return (judged, sampling, "exact noise of each design; no data, public or private, was looked at")
+    sampling = "batches can be Poisson samples" if poisson else "batches come in a fixed order"
+    return (judged, sampling, "the exact noise of each design; no data, public or private, was looked at")
