@@ -14,7 +14,7 @@ from antiphase.factorization.blocks import block_optimum
 from antiphase.factorization.dense import Dense
 from antiphase.noise import stream as module
 from antiphase.noise.engines import Nodes, Regenerated, Ring, States
-from antiphase.noise.stream import engine_for, parse_memory
+from antiphase.noise.stream import WORTH_A_THREAD, engine_for, parse_memory
 from antiphase.objective import Average, Restarts
 from tests.statistics import whitening
 
@@ -379,3 +379,47 @@ def test_a_stream_is_not_copied():
     for clone in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="not copied"):
             clone(stream)
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "dp-mf", "tree", "sqrt-toeplitz"])
+def test_a_row_that_was_begun_in_the_background_is_the_same_row(name):
+    mechanism = ap.calibrate(ap.design(name, steps=12), noise_multiplier=1.0)
+    key, run, d = ap.Key.insecure(1), "0" * 32, WORTH_A_THREAD + 5
+
+    def stream():
+        return mechanism.noise(d, key=key, run=run)
+
+    plain, ahead = stream(), stream()
+    rows = [plain.next() for _ in range(12)]
+    ahead.prepare()
+    assert ahead.position == 0, "nothing was given out"
+    assert np.array_equal(ahead.next(), rows[0])
+    ahead.prepare()
+    ahead.prepare()  # once is enough
+    state = ahead.state()
+    assert state["position"] == 1
+    assert np.array_equal(mechanism.resume(state, key=key).next(), rows[1])
+    assert np.array_equal(ahead.next(), rows[1])
+    ahead.prepare()
+    ahead.skip(1)
+    assert np.array_equal(ahead.next(), rows[3])
+    ahead.prepare()
+    ahead.skip(3)
+    ahead.prepare()
+    assert np.array_equal(ahead.next(), rows[7])
+    ahead.skip(ahead.remaining)
+    ahead.prepare()
+    with pytest.raises(ap.HorizonError):
+        ahead.next()
+
+
+def test_a_failure_in_the_background_is_not_passed_over(monkeypatch):
+    stream = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0).noise(
+        WORTH_A_THREAD, key=ap.Key.insecure(1)
+    )
+    monkeypatch.setattr(stream._engine, "work", lambda *_: 1 / 0)
+    stream.prepare()
+    with pytest.raises(ZeroDivisionError):
+        stream.next()
+    with pytest.raises(RuntimeError, match="interrupted"):
+        stream.next()

@@ -234,7 +234,7 @@ def recorded(dataset, mode, force=None):
     release = training.release
 
     class Watched:
-        group = release.group
+        group, prepare = release.group, release.prepare
 
         def __call__(self, sums, examples):
             queries.append(torch.cat([s.detach().flatten().double() for s in sums]))

@@ -85,6 +85,7 @@ class NoiseStream:
         most = 1 if self._width < WORTH_A_THREAD else min(os.cpu_count() or 1, 4)
         self._threads = most if threads is None else check.whole_number("threads", threads)
         self._pool: ThreadPoolExecutor | None = None
+        self._ahead: tuple[Row, Future[None]] | None = None  # the next row, made in the background
         self._position = 0
         self._broken = False  # True while a row is being made, and for good if that was interrupted
         self._lock = threading.Lock()
@@ -167,10 +168,9 @@ class NoiseStream:
         used as it is.
         """
         targets = None if out is None else self._targets(out)
-        row = np.empty(self._width, np.float32)
         with self._lock:
             self._refuse_past_horizon(1)
-            self._make(self._position, row)
+            row = self._take()
             self._position += 1
             self._broken = False
         views = [row[part].reshape(shape) for part, shape in zip(self._slices, self._shapes.values(), strict=True)]
@@ -179,6 +179,17 @@ class NoiseStream:
                 target[...] = view
             return out
         return views[0] if self._flat else dict(zip(self._shapes, views, strict=True))
+
+    def prepare(self) -> None:
+        """Begin to make the next row in the background, by one thread; `next` waits for it.
+
+        Nothing is given out by that, and no bit changes. For a short row, which is made sooner than a thread wakes up,
+        nothing is done.
+        """
+        with self._lock:
+            if self._ahead is None and not self._broken and self.remaining and self._width >= WORTH_A_THREAD:
+                row = np.empty(self._width, np.float32)
+                self._ahead = row, self._others().submit(self._make, self._position, row, 1)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         # PRIVACY: a copy would give out the same rows a second time.   [G12]
@@ -196,10 +207,12 @@ class NoiseStream:
             if not count:
                 return
             target = self._position + count
+            if self._ahead is not None:
+                self._take()  # the engine is done with it, and may start anew
             row = np.empty(self._width, np.float32)
             self._broken = True
             for step in range(max(self._engine.restart(target), 0), target):
-                self._make(step, row)
+                self._make(step, row, self._threads)
             self._position = target
             self._broken = False
 
@@ -213,24 +226,34 @@ class NoiseStream:
                 "Nothing was drawn. Design one for as many steps as training takes"
             )
 
-    def _make(self, step: int, row: Row) -> None:
-        """Row ``step`` into ``row``, by as many threads as serve."""
+    def _take(self) -> Row:
+        """The row at hand, made now if it was not begun before; the stream is broken until the caller says otherwise."""
         self._broken = True
+        if self._ahead is None:
+            row = np.empty(self._width, np.float32)
+            self._make(self._position, row, self._threads)
+            return row
+        row, made = self._ahead
+        made.result()
+        self._ahead = None
+        return row
+
+    def _others(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(max(self._threads - 1, 1), thread_name_prefix="antiphase-noise")
+        return self._pool
+
+    def _make(self, step: int, row: Row, threads: int) -> None:
+        """Row ``step`` into ``row``, by so many threads."""
         task = self._engine.work if self._engine.begin(step) else self._engine.copy
 
         def share(which: int) -> None:
-            for piece in self._pieces[which :: self._threads]:
+            for piece in self._pieces[which::threads]:
                 task(step, piece, row[piece.start : piece.stop])
 
-        others: list[Future[None]] = []
-        if self._threads > 1 and len(self._pieces) > 1:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._threads - 1, thread_name_prefix="antiphase-noise")
-            others = [self._pool.submit(share, which) for which in range(1, self._threads)]
-            share(0)
-        else:
-            for which in range(self._threads):
-                share(which)
+        threads = min(threads, len(self._pieces))
+        others = [self._others().submit(share, which) for which in range(1, threads)]
+        share(0)
         for other in others:
             other.result()
 

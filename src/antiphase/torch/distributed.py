@@ -262,6 +262,10 @@ class ShardedNoise:
         if self._stream is not None:
             self._stream.skip(count)
 
+    def prepare(self) -> None:
+        if self._stream is not None:
+            self._stream.prepare()
+
     def next(self) -> dict[str, NDArray[np.float32]]:
         """The next row of the noise, as arrays of the shapes of the shards; empty ones where there are no rows."""
         made = {} if self._stream is None else self._stream.next()

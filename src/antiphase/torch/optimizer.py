@@ -69,7 +69,11 @@ class _Private:
             with torch.enable_grad():
                 closure()
         try:
-            return self.original_optimizer.step() if self.pre_step() else None
+            if not self.pre_step():
+                return None
+            made = self.original_optimizer.step()
+            self.release.prepare()
+            return made
         finally:
             self._open = False
 

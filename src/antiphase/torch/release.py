@@ -23,7 +23,7 @@ class Release:
     """Turns the sums of a step into what may be released. The only place where noise meets gradients.
 
     In this order: the plan must have a row left, the examples must be allowed to take part, the sum is written down;
-    then the row is drawn.
+    then the row is taken from the stream.
 
     Guarantee: whatever is refused, is refused before a row is drawn or a ledger changed.   [G14]
     """
@@ -103,7 +103,7 @@ class Release:
         parts = [self.group.part(t.detach()) for t in sums]
         parts = [t if t.dtype in WIDE else t.float() for t in parts]
         own = [t.cpu().contiguous().numpy() for t in parts]
-        # PRIVACY: written down before the row is drawn, so that no row goes out twice with different sums.   [G15]
+        # PRIVACY: written down before the row is taken, so that no row goes out twice with different sums.   [G15]
         self._wal.record(step, own)
         row = self._stream.next() if self._stream is not None else {}
         self._position += 1
@@ -116,6 +116,11 @@ class Release:
             out = array + row[name].reshape(array.shape) if name in row else array.copy()
             noisy.append(torch.from_numpy(out).to(total.device))
         return [_divided(t, self.divisor) for t in self.group.summed(noisy, sums)]
+
+    def prepare(self) -> None:
+        """Begin to make the next row, while the model computes gradients; it is given out by the next call alone."""
+        if self._stream is not None and self.remaining:
+            self._stream.prepare()
 
     def _past_the_plan(self) -> None:
         # PRIVACY: past the plan there is no noise that is accounted for.   [G13]
