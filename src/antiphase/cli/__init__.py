@@ -54,7 +54,7 @@ app.command()(training.demo)
 def main() -> None:
     """What the ``antiphase`` command runs."""
     with failures():
-        sys.exit(app(standalone_mode=False) or 0)
+        sys.exit(app(prog_name="antiphase", standalone_mode=False) or 0)
 
 
 if __name__ == "__main__":

@@ -310,7 +310,7 @@ def _page(found: Comparison, command: str) -> Any:
         | {"step_ms": 1e3 * e.step_seconds if math.isfinite(e.step_seconds) else None, "mb": e.noise_bytes / 1e6}
         for e in found.entries
     ]
-    columns = [
+    noise = [
         Column("label", "mechanism"),
         Column("noise_multiplier", "noise multiplier", help="noise over sensitivity, for the promise asked", digits=4),
         Column("average", "average iterate", "σ", "standard deviation per coordinate, over all iterates", "low", 4),
@@ -319,6 +319,9 @@ def _page(found: Comparison, command: str) -> Any:
         Column("final_relative", "final / DP-SGD", better="low", digits=3),
         Column("over_optimum", "over optimum", "×", "squared noise over the certified least", "low", 4),
         Column("gap", "gap", "", "from the optimum for its own objective, at most", digits=2),
+    ]
+    cost = [
+        Column("label", "mechanism"),
         Column("design_seconds", "design", "s", "time to design; cached designs take none", digits=2),
         Column("mb", "noise keeps", "MB", f"for {setting.parameters:,} parameters", digits=3),
         Column("step_ms", "noise a step", "ms", "time for a row of noise, at worst", digits=2),
@@ -328,7 +331,7 @@ def _page(found: Comparison, command: str) -> Any:
         question=f"Which noise for {setting.describe()}?",
         answer=_answer(found, best),
         points=_points(found, best),
-        grids=[Grid("Noise in the model at equal privacy", columns, rows)],
+        grids=[Grid("Noise in the model at equal privacy", noise, rows), Grid("What it costs", cost, rows)],
         charts=list(_charts(found).values()),
         statements=[best.mechanism.statement()] if setting.delta is not None else [],
         reproduce=[command],

@@ -1,0 +1,108 @@
+"""Every command explains itself by an example that works; so does the tour."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from antiphase.cli import app
+from antiphase.design import names
+from tests.cli.conftest import process
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = [command.callback.__name__ for command in app.registered_commands]
+
+
+def example(text):
+    """The words of the example in a help text; a backslash at the end of a line goes on in the next."""
+    (found,) = re.findall(r"^ *Example: (antiphase (?:.*\\ *\n)*.*)$", text, re.MULTILINE)
+    return shlex.split(re.sub(r"\\ *\n", " ", found))[1:]
+
+
+def tour():
+    """The commands of docs/tour.md."""
+    blocks = re.findall(r"^```console\n(.*?)^```", (ROOT / "docs" / "tour.md").read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [shlex.split(line[2:]) for line in lines if line.startswith("$ ")]
+
+
+def run_the_tour(folder):
+    """All of it in one folder that is empty, as one would type it; returns what was printed.
+
+    But for times, noise and what is left out, that must be what docs/tour.md shows.
+    """
+    printed = [process(*words[1:], cwd=folder, ANTIPHASE_CACHE=str(folder / "cache")).stdout for words in tour()]
+    shown = re.findall(r"^\$ .*?\n(.*?)^```", (ROOT / "docs" / "tour.md").read_text(), re.DOTALL | re.MULTILINE)
+    for words, block, text in zip(tour(), shown, printed, strict=True):
+        for line in filter(None, re.split(r"\n|…\n", block)):
+            assert _without_chance(line) in _without_chance(text), f"{shlex.join(words)}: {line}"
+    return printed
+
+
+def test_all_commands_are_here():
+    assert COMMANDS == ["design", "compare", "advise", "calibrate", "statement", "verify", "train", "data", "demo"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "demo"])
+def test_help_has_an_example_that_runs(run, name):
+    """As help is shown in a terminal of 80 columns, so that it can be copied."""
+    words = example(run(name, "--help").out)
+    assert words[0] == name
+    if "plan.antiphase" in words and name != "design":
+        assert run(*example(run("design", "--help").out)).code == 0
+    done = run(*words)
+    assert done.code == 0, done.err
+    assert done.out
+
+
+def test_the_example_of_demo_is_in_the_tour(run):
+    assert ["antiphase", *example(run("demo", "--help").out)] in tour()
+
+
+def test_the_tour_has_ten_commands_of_every_kind():
+    assert len(tour()) == 10
+    assert {words[1] for words in tour()} == set(COMMANDS)
+
+
+def _without_chance(text):
+    """Without blanks, and without what differs from run to run: times, accuracies, noise that was made."""
+    text = re.sub(r"\d[\d.]* m?s\b|\d+\.\d+%|found [\d.]+ of it, at most [\d.]+|0\.\d{4}  ", "#", text)
+    return re.sub(r"\s+", "", text).rstrip("…").replace("─", "")
+
+
+def test_a_bare_command_shows_help(run):
+    done = run()
+    assert done.code == 2
+    assert "Usage: antiphase" in done.out + done.err
+    assert run("--version").out.startswith("antiphase 0.")
+    assert run("--help").code == 0
+
+
+def test_help_names_every_mechanism(run):
+    text = " ".join(run("design", "--help").out.split())
+    assert ", ".join(names()) in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("antiphase de", ["demo", "design"]),
+        ("antiphase design --st", ["--steps"]),
+        ("antiphase design dp-mf", ["dp-mf", "dp-mf+"]),
+        ("antiphase compare --mechanism da", ["damped"]),
+        ("antiphase train --schedule c", ["constant", "cosine"]),
+    ],
+)
+def test_the_shell_completes(tmp_path, typed, offered):
+    count = str(len(typed.split()) - 1)
+    done = process(cwd=tmp_path, _ANTIPHASE_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=count)
+    assert sorted(done.stdout.split()) == offered
+
+
+@pytest.mark.slow
+def test_completion_can_be_installed(tmp_path):
+    done = process("--show-completion", "bash", cwd=tmp_path, SHELL="/bin/bash")
+    assert "_antiphase_completion" in done.stdout.replace("-m antiphase.cli", "antiphase") or "complete" in done.stdout
