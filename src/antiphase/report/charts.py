@@ -209,7 +209,7 @@ def training_curves(results: Iterable[Mapping[str, Any]], title: str = "Accuracy
         for step, accuracy in zip(r["steps"], r["accuracies"], strict=True)
     ]
     series = [_averaged(*group, scale=100.0) for group in _grouped(points, "steps", "accuracy")]
-    note = "Means over runs; the shade is ± one standard error." if any(s.error is not None for s in series) else ""
+    note = "Means over runs, with ± one standard error." if any(s.error is not None for s in series) else ""
     return Lines(title, "step", "accuracy on test data (%)", series, note=note)
 
 
