@@ -1,0 +1,555 @@
+r"""Quadratics, exactly: what gradient descent under correlated noise does at every step, without Monte Carlo.
+
+Along an eigendirection of curvature ``h`` an error moves by itself: with ``A_h`` the workload seen through the
+curvature (for plain SGD at rate γ, ``γ·Toeplitz((1 − γh)^k)``), what the noise leaves in the iterate is ``A_h C⁻¹Z``.
+So ``E‖∇f(x_t)‖² = Σ_h h²(signal_t + σ²‖row_t(A_h C⁻¹)‖²)``, and for a stream the rows' norms are the variances of a
+short linear recurrence: the covariances of its buffers are the same for every ``h``, and each ``h`` adds one column.
+
+`simulate` runs the same optimizer with the library's own noise; `best_damping` chooses the one-parameter surrogate of
+the exact objective (``design("curvature")``) by these expectations, not by a rule of thumb.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from antiphase import _checks as check
+from antiphase._checks import Array
+from antiphase.design import design
+from antiphase.factorization.base import Factorization
+from antiphase.factorization.streamed import Streamed, Stretch
+from antiphase.factorization.tree import Tree, full_estimator_stream
+from antiphase.mechanism import Mechanism
+from antiphase.noise import Key
+from antiphase.participation import Participation
+from antiphase.values import Value
+from antiphase.workload import Workload
+
+MOST_BANDS = 64  # diagonals of an encoder up to which it is followed as a stream
+COARSE = 1.5  # between the dampings first tried, in log(1 − ρ)
+SIMULATED = "0" * 32  # the run of a simulation: nothing private is released, so the same seed is the same noise
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Quadratic(Value):
+    r"""``f(x) = ½ Σ_i h_i (x_i − x*_i)²`` along its eigendirections, from the start ``x_0``.
+
+    ``spectrum`` holds the curvatures ``h_i ≥ 0``, and ``multiplicity`` how many directions each stands for (any
+    positive weights, as of an estimated spectrum; `simulate` needs whole numbers). The optimum is drawn with mean
+    ``optimum`` and standard deviation ``spread`` (0: it is fixed); one number stands for all directions. The noise is
+    the same in every direction, so nothing is lost by looking along these.
+
+    >>> Quadratic([1.0, 4.0], optimum=[2.0, 1.0]).smoothness
+    4.0
+    """
+
+    spectrum: Any
+    optimum: Any = 0.0
+    start: Any = 0.0
+    spread: Any = 0.0
+    multiplicity: Any = 1.0
+
+    def __post_init__(self) -> None:
+        spectrum = check.real_array("spectrum", self.spectrum, ndim=1)
+        if not len(spectrum) or (spectrum < 0).any() or not spectrum.any():
+            raise ValueError(f"spectrum = {self.spectrum!r} needs curvatures of at least 0, and one above 0")
+        object.__setattr__(self, "spectrum", spectrum)
+        for name, least in (("optimum", -math.inf), ("start", -math.inf), ("spread", 0.0), ("multiplicity", 0.0)):
+            value = np.asarray(getattr(self, name), dtype=np.float64)
+            value = check.real_array(name, np.full(len(spectrum), value) if value.ndim == 0 else value, ndim=1)
+            if len(value) != len(spectrum):
+                raise ValueError(f"{name} has {len(value)} entries for {len(spectrum)} curvatures; give one for each")
+            if (value < least).any():
+                raise ValueError(f"{name} = {value.min():g} must be at least {least:g} everywhere")
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def paper(cls, dimension: int = 100, smoothness: float = 10.0) -> Quadratic:
+        """The paper's random least squares, appendix H.1: ``f(x) = ½‖Ax − b‖²``, ``b ~ N(0, I)``, ``x_0 = 0``.
+
+        The singular values of ``A`` are spread evenly over ``[0, √L]``, so ``h_i = L(i/(d − 1))²`` and the optimum
+        has variance ``1/h_i``; not strongly convex. The paper's σ is the length of the whole noise vector: its
+        σ = 20 is ``noise = 20/√d = 2``.
+        """
+        dimension = check.whole_number("dimension", dimension, least=2)
+        singular = np.linspace(0.0, math.sqrt(check.positive_number("smoothness", smoothness)), dimension)
+        spread = np.zeros(dimension)
+        spread[1:] = 1.0 / singular[1:]
+        return cls(singular**2, spread=spread)
+
+    @property
+    def dimension(self) -> float:
+        """The number of directions."""
+        return float(self.multiplicity.sum())
+
+    @property
+    def smoothness(self) -> float:
+        """``L``, the largest curvature."""
+        return float(self.spectrum.max())
+
+    def __repr__(self) -> str:
+        return f"<Quadratic, {len(self.spectrum)} curvatures up to {self.smoothness:g}>"
+
+
+# ---- expectations ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """An expectation at the iterates ``x_0 … x_T``: what is left of the start, and what the noise adds."""
+
+    signal: Array
+    noise: Array
+
+    @property
+    def total(self) -> Array:
+        return self.signal + self.noise
+
+    @property
+    def average(self) -> float:
+        """The mean over ``x_0 … x_T``, all T + 1 of them, as in the paper's theorems."""
+        return float(self.total.mean())
+
+    @property
+    def last(self) -> float:
+        return float(self.total[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """``E‖∇f(x_t)‖²`` and ``E f(x_t) − f*``, at every step."""
+
+    gradient: Split
+    gap: Split
+
+
+def exact(
+    plan: Factorization | Mechanism, problem: Quadratic, *, learning_rate: float = 1.0, noise: float | None = None
+) -> Expectation:
+    r"""The expectations on ``problem`` of the optimizer that ``plan`` was designed for, at every step.
+
+    ``learning_rate`` scales the workload's own rates (which are 1 unless given). ``noise`` is the standard deviation,
+    in each coordinate, of what independent noise of the same privacy would add to the gradient: noise multiplier ×
+    clip norm, over the batch size where gradients are means. A mechanism has its own (that of sums), unless given.
+
+    Guarantee: exact up to rounding for every factorization and workload; agrees with `simulate` in distribution. In
+    O(T·buffers·(buffers + curvatures)) for streams and encoders of few diagonals, O(T²·curvatures) for others.
+
+    >>> found = exact(design("dp-sgd", steps=2), Quadratic([1.0], optimum=1.0), learning_rate=0.5, noise=1.0)
+    >>> found.gradient.signal, found.gradient.noise
+    (array([1.    , 0.25  , 0.0625]), array([0.    , 0.25  , 0.3125]))
+    """
+    factorization, scale = _noise_of(plan, noise)
+    workload = _scaled(factorization.workload, learning_rate)
+    h, many = _seen(problem)
+    with np.errstate(over="ignore", invalid="ignore"):
+        signal = _signal(workload, problem)
+        variance = np.vstack([np.zeros(len(h)), scale**2 * _variances(factorization, workload, h)])
+    if not (np.isfinite(signal).all() and np.isfinite(variance).all()):
+        raise ValueError(f"learning_rate = {learning_rate:g}: the optimizer diverges on this spectrum; lower it")
+    curved, half = many * h**2, many * h / 2
+    return Expectation(Split(signal @ curved, variance @ curved), Split(signal @ half, variance @ half))
+
+
+def _noise_of(plan: Factorization | Mechanism, noise: float | None) -> tuple[Factorization, float]:
+    """The factorization, and the standard deviation of its ``Z``."""
+    if isinstance(plan, Mechanism):
+        if noise is None:
+            return plan.factorization, plan.noise_scale
+        plan = plan.factorization
+    check.instance("plan", plan, Factorization)
+    if noise is None:
+        raise TypeError("noise = None: a factorization says nothing of its scale; give noise, or a Mechanism")
+    return plan, check.real_number("noise", noise, least=0.0) * plan.sensitivity
+
+
+def _scaled(workload: Workload, learning_rate: float) -> Workload:
+    if workload.curvature:
+        raise ValueError(f"the workload has a curvature of its own, {workload.curvature:g}; say it in the spectrum")
+    rate = check.positive_number("learning_rate", learning_rate)
+    if workload.matrix is not None:
+        return replace(workload, matrix=rate * workload.matrix)
+    assert workload.learning_rates is not None
+    return replace(workload, learning_rates=rate * workload.learning_rates)
+
+
+def _seen(problem: Quadratic) -> tuple[Array, Array]:
+    """The curvatures above 0, and how many directions each has: others have no gradient."""
+    curved = problem.spectrum > 0
+    return problem.spectrum[curved], problem.multiplicity[curved]
+
+
+def _signal(workload: Workload, problem: Quadratic) -> Array:
+    """``E(x_t − x*)²`` without noise, t = 0 … T, for each curvature above 0.
+
+    The gradients ``h(x_0 − x*)`` and the decay ``λx_0`` of the start arrive in every step; the rest of both is in
+    ``A_h``. So ``x_t − x* = α_t x_0 − β_t x*``.
+    """
+    curved = problem.spectrum > 0
+    start, decay = problem.start[curved], workload.weight_decay
+    if start.any() and decay and workload.delay:
+        raise ValueError(
+            f"weight_decay = {decay:g} with delay = {workload.delay} needs start = 0: the decay of the start is not "
+            "delayed, its gradient is"
+        )
+    alpha, beta = np.ones((2, workload.steps + 1, int(curved.sum())))
+    ones = np.ones(workload.steps)
+    for i, h in enumerate(problem.spectrum[curved]):
+        answer = workload.with_curvature(h).apply(ones)
+        alpha[1:, i] -= (h + decay) * answer
+        beta[1:, i] -= h * answer
+    fixed = alpha * start - beta * problem.optimum[curved]
+    return cast(Array, fixed**2 + (beta * problem.spread[curved]) ** 2)
+
+
+def _variances(factorization: Factorization, workload: Workload, spectrum: Array) -> Array:
+    """``‖row_t(A_h C⁻¹)‖²``: a row for each step, a column for each curvature."""
+    stretches = None if workload.bands is None else _stretches(factorization)
+    if stretches is None:
+        return dense_variances(factorization, workload, spectrum)
+    return streamed_variances(stretches, workload, spectrum)
+
+
+def dense_variances(factorization: Factorization, workload: Workload, spectrum: Array) -> Array:
+    """The same for any encoder and workload, from ``C⁻¹`` itself: O(T²) a curvature."""
+    noising = factorization.noising()
+    out = np.empty((workload.steps, len(spectrum)))
+    for i, h in enumerate(spectrum):
+        rows = workload.with_curvature(h).apply(noising)
+        out[:, i] = np.einsum("ij,ij->i", rows, rows)
+    return out
+
+
+def _stretches(factorization: Factorization) -> list[Stretch] | None:
+    """The encoder as stretches of a stream; None if it would take many buffers."""
+    if isinstance(factorization, Tree):
+        if factorization.estimator != "full":
+            return None
+        factorization = full_estimator_stream(factorization)
+    if isinstance(factorization, Streamed):
+        return [factorization.distinct[i] for i in factorization.sequence]
+    if factorization.bands > MOST_BANDS:
+        return None
+    # Few diagonals: the buffers are the last rows of noise themselves.
+    T, width = factorization.steps, max(factorization.bands - 1, 1)
+    rows = factorization.band_rows(0, T)
+    r, g = np.zeros((T, 1, width)), np.zeros((T, 1, width))
+    r[:, 0, : rows.shape[1] - 1] = rows[:, 1:]
+    g[:, 0, 0] = 1.0
+    return [Stretch(T, np.arange(T), rows[:, 0], r, g, np.zeros_like(r))]
+
+
+def streamed_variances(stretches: Sequence[Stretch], workload: Workload, spectrum: Array) -> Array:
+    r"""The same by a recurrence over the buffers ``S``: O(T·buffers·(buffers + curvatures)).
+
+    ``P_h u = N y`` is driven by the noise ``y_t = (z_t − r_tᵀS_t)/δ_t``. Carried along are the covariances of ``w =
+    (S, earlier y)`` with itself, which know nothing of curvature, and with the earlier ``u`` of every curvature.
+    """
+    own, kept, N = _recurrences(workload, spectrum)
+    (T, p, n), lags = kept.shape, N.shape[1] - 1
+    out, t = np.empty((T, n)), 0
+    U = np.zeros((p, p, n))  # covariances of the earlier u with one another
+    J = np.zeros((lags + 1, p * n + lags + 1))  # rows: S, earlier y, y; columns: earlier u, newest first, and the same
+    for stretch in stretches:
+        s = stretch.r.shape[1] * stretch.r.shape[2]
+        J = _with_empty_buffers(J, s, lags, p * n)
+        w = J[:, p * n :]  # of S, earlier y and y with one another
+        earlier = [J[:, a * n : (a + 1) * n] for a in range(p)]
+        for row in _rows(stretch):
+            J[-1] = row.read @ J[:s]  # y_t
+            w[:-1, -1] = w[-1, :-1]
+            w[-1, -1] = row.variance + row.read @ w[-1, :s]
+            # u_t = own·drive + Σ_a kept_a u_{t−a}, drive = (N y)_t
+            drive = N[t, 0] * J[-1] + N[t, 1:] @ J[s:-1]
+            drive_u = own[t] * drive[: p * n].reshape(p, n)
+            variance = N[t, 0] * drive[-1] + N[t, 1:] @ drive[p * n + s : -1]
+            u_w = np.outer(drive[p * n :], own[t])
+            for a in range(p):
+                u_w += kept[t, a] * earlier[a]
+            u_u = np.einsum("abn,bn->an", U, kept[t]) + drive_u
+            out[t] = (kept[t] * (u_u + drive_u)).sum(axis=0) + own[t] ** 2 * variance
+            # one step on
+            for a in range(p - 1, 0, -1):
+                earlier[a][:] = earlier[a - 1]
+            earlier[0][:] = u_w
+            U[1:, 1:] = U[:-1, :-1].copy()
+            U[0, 1:] = U[1:, 0] = u_u[:-1]
+            U[0, 0] = out[t]
+            row.onward(J)
+            row.onward(w.T)
+            t += 1
+    return out
+
+
+def _with_empty_buffers(J: Array, s: int, lags: int, columns: int) -> Array:
+    """At the start of a stretch: what was known of earlier u and y, beside ``s`` buffers that know nothing."""
+    fresh = np.zeros((s + lags + 1, columns + s + lags + 1))
+    fresh[s:, :columns] = J[-lags - 1 :, :columns]
+    fresh[s:, columns + s :] = J[-lags - 1 :, -lags - 1 :]
+    return fresh
+
+
+def _recurrences(workload: Workload, spectrum: Array) -> tuple[Array, Array, Array]:
+    """``u_t = own·(N y)_t + Σ_a kept_a u_{t−a}`` for each curvature: own (T, n), kept (T, p, n) and the bands of N."""
+    bands = [cast(tuple[Array, Array], workload.with_curvature(h).bands) for h in spectrum]
+    P = np.zeros((workload.steps, max(2, *(P.shape[1] for P, _ in bands)), len(spectrum)))
+    for i, (band, _) in enumerate(bands):
+        P[:, : band.shape[1], i] = band
+    N = np.column_stack([np.zeros((workload.steps, workload.delay)), bands[0][1]])
+    return 1.0 / P[:, 0], -P[:, 1:] / P[:, :1], N
+
+
+class _Row(NamedTuple):
+    """One step of a stretch: ``y = read·S + √variance·z``, then ``S ← move S + gain·y``."""
+
+    read: Array
+    variance: float
+    move: Array | None  # None where the step has independent noise, and the buffers rest
+    gain: Array
+
+    def onward(self, rows: Array) -> None:
+        """Turn the covariances of (S, earlier y, y), one a row, into those one step on; y's own are left as they
+        are."""
+        s, y = len(self.read), rows[-1]
+        if self.move is not None:
+            q = self.move.shape[1]
+            first = sum(self.move[:, b, None] * rows[b:s:q] for b in range(q))
+            for b in range(q - 1, 0, -1):
+                rows[b:s:q] = rows[b - 1 : s : q]
+            rows[0:s:q] = first
+            rows[:s] += self.gain[:, None] * y
+        if len(rows) > s + 1:
+            rows[s + 1 : -1] = rows[s:-2].copy()
+            rows[s] = y
+
+
+def _rows(stretch: Stretch) -> Iterator[_Row]:
+    n, m, q = stretch.r.shape
+    move = np.concatenate([stretch.move[1:], np.zeros((1, m, q))])
+    resting = _Row(np.zeros(m * q), 1.0, None, np.zeros(m * q))
+    row_of = np.full(stretch.size, -1)
+    row_of[stretch.live] = np.arange(n)
+    for i in row_of.tolist():
+        if i < 0:
+            yield resting
+        else:
+            delta = stretch.delta[i]
+            yield _Row(-stretch.r[i].ravel() / delta, delta**-2, move[i], stretch.g[i].ravel())
+
+
+# ---- simulation --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """``‖∇f(x_t)‖²`` and ``f(x_t) − f*`` along simulated runs: a row a run, a column for each of ``x_0 … x_T``.
+
+    With restarts also those of the virtual sequence ``x̃_t``, and how far it is from the real one, ``‖x_t − x̃_t‖²``.
+    """
+
+    gradient: Array
+    gap: Array
+    virtual_gradient: Array | None = None
+    virtual_gap: Array | None = None
+    apart: Array | None = None
+
+
+def simulate(
+    plan: Factorization | Mechanism,
+    problem: Quadratic,
+    *,
+    learning_rate: float = 1.0,
+    noise: float | None = None,
+    runs: int = 1,
+    seed: int,
+    tau: int | None = None,
+) -> Paths:
+    r"""Runs of the optimizer that ``plan`` was designed for, with the noise that training would draw.
+
+    ``learning_rate`` and ``noise`` are those of `exact`. With ``tau``, the paper's virtual sequence runs alongside
+    (Eq. 7): it takes the same gradients without noise, ``x̃_{t+1} = x̃_t − γ∇f(x_t)``, and restarts at the real iterate
+    every ``tau`` steps; for plain SGD.
+
+    Guarantee: the noise is that of the mechanism's own stream, and the same seed gives the same paths.
+    """
+    factorization, scale = _noise_of(plan, noise)
+    workload = _scaled(factorization.workload, learning_rate)
+    runs = check.whole_number("runs", runs)
+    if workload.bands is None:
+        raise ValueError("a workload given as a matrix is not simulated: it has no recurrence. Use exact")
+    if tau is not None:
+        check.whole_number("tau", tau)
+        if not workload.is_plain_sgd or workload.delay:
+            raise ValueError(f"tau = {tau}: the virtual sequence is defined for plain SGD, not {workload.describe()}")
+    h, optimum, start = _directions(problem, runs, np.random.default_rng(seed))
+    rows = _noise_rows(factorization, scale, optimum.shape, seed)
+    found = {name: np.empty((runs, workload.steps + 1)) for name in ("gradient", "gap")}
+    if tau is not None:
+        found |= {name: np.empty((runs, workload.steps + 1)) for name in ("virtual_gradient", "virtual_gap", "apart")}
+    x = virtual = np.broadcast_to(start, optimum.shape)
+    optimizer = _Optimizer(workload, start)
+    for t in range(workload.steps + 1):
+        if t:
+            gradient = h * (optimizer.iterate - optimum)
+            x = optimizer.step(gradient + next(rows))
+            if tau is not None:
+                assert workload.learning_rates is not None
+                virtual = x if t % tau == 0 else virtual - workload.learning_rates[t - 1] * gradient
+        found["gradient"][:, t], found["gap"][:, t] = _measured(h, x - optimum)
+        if tau is not None:
+            found["virtual_gradient"][:, t], found["virtual_gap"][:, t] = _measured(h, virtual - optimum)
+            found["apart"][:, t] = np.square(x - virtual).sum(axis=1)
+    return Paths(**found)
+
+
+def _measured(h: Array, error: Array) -> tuple[Array, Array]:
+    curved = error * h
+    return np.einsum("ri,ri->r", curved, curved), 0.5 * np.einsum("ri,ri->r", curved, error)
+
+
+def _directions(problem: Quadratic, runs: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """The curvature, the optimum of every run and the start along each direction, one for one."""
+    many = problem.multiplicity.astype(np.int64)
+    if (many != problem.multiplicity).any():
+        raise ValueError("multiplicity has fractions: a simulation needs whole directions")
+    h, optimum, start, spread = (
+        np.repeat(values, many) for values in (problem.spectrum, problem.optimum, problem.start, problem.spread)
+    )
+    return h, optimum + spread * rng.standard_normal((runs, len(h))), start
+
+
+def _noise_rows(factorization: Factorization, scale: float, shape: tuple[int, ...], seed: int) -> Iterator[Array]:
+    """Row by row ``scale·C⁻¹Z``, from the mechanism's own stream."""
+    mechanism = Mechanism(factorization, 1.0)
+    stream = mechanism.noise(math.prod(shape), key=Key.insecure(seed), run=SIMULATED)
+    for row in stream:
+        yield (scale / mechanism.noise_scale) * row.astype(np.float64).reshape(shape)
+
+
+class _Optimizer:
+    """A workload at work: ``x_t = x_0 − u_t`` with ``P u = N Z^delay g``, one gradient at a time."""
+
+    def __init__(self, workload: Workload, start: Array) -> None:
+        self._workload, self._start = workload, start
+        iterates = replace(workload, ema=None, tail_start=None)
+        self._P, self._N = cast(tuple[Array, Array], iterates.bands)
+        self._moves: list[Array] = []  # u, newest first
+        self._gradients: list[Array] = []  # likewise
+        self._t = 0
+        self.iterate = self._average = start
+
+    def step(self, gradient: Array) -> Array:
+        """The next iterate, or the next average where the workload averages; `iterate` is where gradients are
+        taken."""
+        P, N, w = self._P[self._t], self._N[self._t], self._workload
+        self._gradients.insert(0, gradient)
+        arrived = self._gradients[w.delay :]
+        decay = w.weight_decay * self._start  # of the start; that of what was moved since is in P
+        u = np.zeros_like(gradient)
+        for i in range(min(len(N), self._t + 1)):
+            u += N[i] * ((arrived[i] if i < len(arrived) else 0.0) + decay)
+        for a, earlier in enumerate(self._moves[: len(P) - 1], start=1):
+            u -= P[a] * earlier
+        self._moves = [u / P[0], *self._moves[: len(P) - 2]]
+        self._gradients = self._gradients[: len(N) + w.delay]
+        self._t += 1
+        self.iterate = self._start - self._moves[0]
+        share = 1.0
+        if w.ema is not None:
+            share = 1.0 - w.ema
+        elif w.tail_start is not None and self._t > w.tail_start:
+            share = 1.0 / (self._t - w.tail_start + 1)
+        self._average = self._average + share * (self.iterate - self._average)
+        return self._average
+
+
+# ---- the damped surrogate ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class DampedChoice:
+    """The damping that served best, and all that were tried: ``(rho, final_weight, value)``.
+
+    ``value`` is what noise of standard deviation 1 adds to the average of ``E‖∇f(x_t)‖²``, mixed with the last one's
+    if that was asked for.
+    """
+
+    rho: float
+    final_weight: float
+    value: float
+    factorization: Factorization
+    tried: tuple[tuple[float, float, float], ...]
+
+
+def best_damping(
+    problem: Quadratic,
+    *,
+    steps: int | None = None,
+    workload: Workload | None = None,
+    learning_rate: float = 1.0,
+    epochs: int = 1,
+    participation: Participation | None = None,
+    last: float = 0.0,
+    final_weights: Sequence[float] = (1.0,),
+    precision: float = 0.1,
+    **options: Any,
+) -> DampedChoice:
+    r"""The ``damped`` design that does best on ``problem``, by exact evaluation of every one tried.
+
+    For each of ``final_weights`` a search over ``ρ``: a few dampings between none (``ρ = 1``) and that of the largest
+    curvature, evenly in ``log(1 − ρ)``, then Brent's method around the best of them, to a relative ``precision`` of
+    ``1 − ρ``. What counts is the noise in the squared gradient, ``(1 − last)·average + last·last one``: neither its
+    scale nor where the optimum is plays a part. ``options`` go to `design`.
+
+    Guarantee: no design that was tried has a lower value.
+    """
+    last = check.real_number("last", last, least=0.0)
+    if last > 1:
+        raise ValueError(f"last = {last:g} must be at most 1: it is the share of the last step")
+    tried: dict[tuple[float, float], float] = {}
+    best: list[Factorization] = []
+
+    def value(rho: float, final_weight: float) -> float:
+        if (rho, final_weight) not in tried:
+            f = design(
+                "damped",
+                steps=steps,
+                workload=workload,
+                epochs=epochs,
+                participation=participation,
+                rho=rho,
+                final_weight=final_weight,
+                **options,
+            )
+            noise = exact(f, problem, learning_rate=learning_rate, noise=1.0).gradient.noise
+            found = float((1.0 - last) * noise.mean() + last * noise[-1])
+            if not tried or found < min(tried.values()):
+                best[:] = [f]
+            tried[rho, final_weight] = found
+        return tried[rho, final_weight]
+
+    unit = workload.largest_rate if workload is not None else 1.0
+    total = workload.steps if workload is not None else check.whole_number("steps", steps)
+    most = min(learning_rate * unit * problem.smoothness, 1.0)
+    least = min(1.0 / total, most) / 10.0
+    for final_weight in final_weights:
+        weight = check.positive_number("final_weight", final_weight)
+        value(1.0, weight)
+        points = np.linspace(math.log(least), math.log(most), math.ceil(math.log(most / least) / COARSE) + 1).tolist()
+        i = int(np.argmin([value(1.0 - math.exp(point), weight) for point in points]))
+        around = points[max(i - 1, 0)], points[min(i + 1, len(points) - 1)]
+        minimize_scalar(
+            lambda point, weight=weight: value(1.0 - math.exp(point), weight),
+            bounds=around,
+            method="bounded",
+            options={"xatol": check.positive_number("precision", precision)},
+        )
+    rho, final_weight = min(tried, key=lambda key: tried[key])
+    triples = tuple((r, w, v) for (r, w), v in tried.items())
+    return DampedChoice(rho, final_weight, tried[rho, final_weight], best[0], triples)
