@@ -14,6 +14,8 @@ import typer
 from antiphase.cli import comparing, designing, promising, training
 from antiphase.cli.console import failures
 
+INTERRUPTED = 130  # what Typer makes of Ctrl-C
+
 app = typer.Typer(
     name="antiphase",
     help="Differentially private training with noise that cancels itself over the steps.",
@@ -54,7 +56,10 @@ app.command()(training.demo)
 def main() -> None:
     """What the ``antiphase`` command runs."""
     with failures():
-        sys.exit(app(prog_name="antiphase", standalone_mode=False) or 0)
+        code = app(prog_name="antiphase", standalone_mode=False) or 0
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -275,10 +275,10 @@ def failures() -> Iterator[None]:
         error.show()
         sys.exit(2)
     except click.UsageError as error:
-        _say("not understood", f"{error.format_message().rstrip('.')}. See: {_path(error)} --help")
+        _say("not understood", f"{' '.join(error.format_message().split()).rstrip('.')}. See: {_path(error)} --help")
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
-        fail("stopped by Ctrl-C", "stopped")
+        fail("by Ctrl-C", "stopped")
     except OSError as error:
         told = error.strerror and error.filename is not None
         fail(f"{error.filename}: {error.strerror}" if told else str(error) or type(error).__name__)

@@ -1,0 +1,132 @@
+"""What cannot be done is refused in one line that says why, before any work, and leaves nothing behind."""
+
+import pytest
+
+DESIGN = ["design", "dp-mf", "--steps", "16"]
+TRAIN = ["train", "--data", "digits", "--epsilon", "8", "--delta", "1e-4"]
+
+NOT_UNDERSTOOD = {
+    "design dp-mf --steps -3": "--steps",
+    "design dp-mf --steps many": "--steps",
+    "design dp-mf": "--steps",
+    "design --steps 3": "NAME",
+    "design nope --steps 3": "dp-mf+",
+    "design dp-mf --steps 64 --epochs 100": "only 64",
+    "design dp-mf --steps 5 --epochs 4": "--epochs 4 does not fit --steps 5: with 2 steps an epoch there are only 3",
+    "design dp-mf --steps 16 --option tau": "name=value",
+    "design dp-mf --steps 16 --schedule nope": "cosine",
+    "design dp-mf --steps 16 --adjacency nope": "replace-one",
+    "design dp-mf --steps 16 --nesterov": "--momentum",
+    "design dp-mf --steps 16 --epsilon 8": "--delta",
+    "design dp-mf --steps 16 --delta 1e-5": "--epsilon",
+    "design dp-mf --steps 16 --clip 3": "--epsilon",
+    "design dp-mf --steps 16 --epsilon 8 --noise-multiplier 1 --delta 1e-5": "give one",
+    "design dp-mf --steps 16 --adjacency add-remove --epsilon 8 --delta 1e-5": "Poisson",
+    "compare --steps 16 --epsilon 8": "--delta",
+    "compare --steps 16 --delta 1e-5": "--epsilon",
+    "compare --steps 16 --csv --json": "give one",
+    "compare --steps 16 -m nope": "dp-mf+",
+    "advise --steps 16 --poisson": "--epsilon",
+    "advise --steps 16 --smoothness 4": "between 0 and 1",
+    "advise --steps 16 --smoothness -1": "between 0 and 1",
+    "calibrate": "--epsilon",
+    "calibrate --epsilon 8": "--delta",
+    "calibrate --epsilon 8 --delta 1e-5 --steps 3": "--sampling-rate",
+    "calibrate --epsilon 8 --delta 1e-5 --sampling-rate 0.1": "--steps",
+    "calibrate --epsilon 8 --delta 1e-5 -o x.antiphase": "FILE",
+    "calibrate plan.antiphase --epsilon 8 --delta 1e-5 --steps 3": "known from plan.antiphase",
+    "statement": "FILE",
+    "train --data digits": "--epsilon",
+    "train --data digits --epsilon 8": "--delta",
+    "train --data digits --delta 1e-5": "--epsilon",
+    "train --data digits --epsilon 8 --delta 1e-5 --mechanism nope": "dp-mf+",
+    "train --data digits --epsilon 8 --delta 1e-5 --mechanism none": "no privacy",
+    "train --data digits --epsilon 8 --delta 1e-5 --schedule nope": "cosine",
+    "train --data digits --epsilon 8 --delta 1e-5 --mode nope": "ghost",
+    "train --data digits --epsilon 8 --delta 1e-5 --resume": "--checkpoint",
+    "train --data digits --epsilon 8 --delta 1e-5 --mechanism dp-sgd --checkpoint c": "--checkpoint",
+    "train --data digits --epsilon 8 --delta 1e-5 --trials 2 -o w": "--output",
+    "nope": "nope",
+    "design dp-mf --steps 3 --nope": "--nope",
+}
+
+REFUSED = {
+    "design dp-mf --steps 16 --option foo=3": "it takes weights",
+    "design dp-mf --steps 16 --buffers lots": "auto, exact",
+    "design dp-mf --steps 16 --buffers 0": "buffers = 0",
+    "design dp-mf --steps 16 --momentum 1": "momentum = 1",
+    "design dp-mf --steps 16 --lr 0": "learning_rates",
+    "design dp-mf --steps 16 --tolerance 0": "tolerance = 0",
+    "design dp-mf --steps 16 --epsilon -8 --delta 1e-5": "epsilon = -8",
+    "design dp-mf --steps 16 --epsilon 8 --delta 2": "delta = 2",
+    "design dp-mf --steps 16 -o missing/x.antiphase": "there is no folder missing",
+    "design dp-mf --steps 16 -o .": "is a folder",
+    "design dp-mf --steps 16 --figures plan.antiphase": "plan.antiphase",
+    "compare --steps 16 --html missing/x.html": "there is no folder missing",
+    "compare --steps 16 -m dp-mf:poisson": "dp-sgd alone",
+    "compare --steps 16 -m dp-sgd:poisson": "depends on ε",
+    "compare --steps 16 -m dp-mf+:tau=0": "tau = 0",
+    "calibrate absent.antiphase --epsilon 8 --delta 1e-5": "absent.antiphase: No such file",
+    "calibrate garbage --epsilon 8 --delta 1e-5": "garbage: not an antiphase file",
+    "calibrate plan.antiphase --epsilon 8 --delta 1e-5 -o missing/x": "there is no folder missing",
+    "calibrate plan.antiphase --epsilon 8 --delta 1e-5 --sampling-rate 0.1": "independent noise",
+    "statement absent.antiphase": "absent.antiphase: No such file",
+    "statement garbage": "not an antiphase file",
+    "statement .": "Is a directory",
+    "statement plan.antiphase --released 1000": "rows = 1000",
+    "verify garbage": "not an antiphase file",
+    "verify plan.antiphase --statement garbage": "not a statement",
+    "verify plan.antiphase --statement absent.json": "absent.json: No such file",
+    "verify plan.antiphase --statement list.json": "not a statement",
+    "verify design.antiphase --statement statement.json": "promises nothing",
+    "data nope": "digits, mnist, fashion-mnist, cifar10",
+    "data absent.csv": "absent.csv",
+    "data garbage.csv": "garbage.csv",
+    "train --data nope --epsilon 8 --delta 1e-4": "digits",
+    "train --data digits --epsilon 8 --delta 1e-4 --model nope": "logistic, mlp, cnn",
+    "train --data digits --epsilon 8 --delta 1e-4 --model nope:made": "nope",
+    "train --data digits --epsilon 8 --delta 1e-4 --option foo=3": "it takes tau",
+    "train --data digits --epsilon 8 --delta 1e-4 --lr -1": "learning_rate = -1",
+    "train --data digits --epsilon 8 --delta 1e-4 -o missing/w": "there is no folder missing",
+    "train --data digits --epsilon 8 --delta 1e-4 --html missing/w": "there is no folder missing",
+    "train --data digits --epsilon 8 --delta 1e-4 --checkpoint full": "--resume",
+    "train --data digits --epsilon 8 --delta 1e-4 --checkpoint none --resume": "without --resume",
+}
+
+
+@pytest.fixture
+def around(plan, tmp_path):
+    """A folder with a good plan and things that are not what they should be."""
+    (tmp_path / "garbage").write_bytes(b"hello")
+    (tmp_path / "garbage.csv").write_text("a,b\n")
+    (tmp_path / "list.json").write_text("[1, 2]")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thing").write_text("mine")
+
+
+@pytest.mark.parametrize("words", NOT_UNDERSTOOD)
+def test_not_understood(refused, around, words):
+    said = refused(*words.split(), code=2)
+    assert NOT_UNDERSTOOD[words] in said
+    assert said.rstrip().endswith("--help")
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_refused(refused, around, words):
+    assert REFUSED[words] in refused(*words.split(), code=1)
+
+
+def test_words_in_brackets_are_shown_as_they_are(refused):
+    assert "[bold]x" in refused("statement", "[bold]x", code=1)
+
+
+def test_a_bug_keeps_its_traceback(run, monkeypatch):
+    """What is not ours to explain is not hidden behind a message."""
+    import antiphase as ap
+
+    def broken(*args, **options):
+        int("no number")
+
+    monkeypatch.setattr(ap, "design", broken)
+    with pytest.raises(ValueError, match="invalid literal"):
+        run(*DESIGN)

@@ -1,0 +1,177 @@
+"""What goes where: results to standard output, all else to standard error, exit codes 0, 1, 2."""
+
+import csv
+import io
+import json
+
+import pytest
+
+import antiphase as ap
+from antiphase import accounting
+from antiphase.cli import console
+from tests.cli.conftest import process
+
+
+def strict(text):
+    """JSON as the standard has it: no NaN, no Infinity, nothing around it."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+TRAIN = ["train", "--data", "digits", "--epochs", "1", "--batch-size", "256", "--delta", "1e-4", "--epsilon", "8"]
+WITH_JSON = {
+    "design": ["design", "dp-mf", "--steps", "8", "--epsilon", "8", "--delta", "1e-5"],
+    "compare": ["compare", "--steps", "16", "--epochs", "2", "-m", "dp-sgd", "-m", "dp-mf", "-m", "dp-mf+:tau=0"],
+    "advise": ["advise", "--steps", "16", "--epochs", "2"],
+    "calibrate": ["calibrate", "--epsilon", "8", "--delta", "1e-5"],
+    "statement": ["statement", "plan.antiphase"],
+    "verify": ["verify", "plan.antiphase"],
+    "data": ["data", "digits"],
+}
+
+
+@pytest.mark.parametrize("words", WITH_JSON.values(), ids=WITH_JSON)
+def test_json_is_all_there_is_on_standard_output(run, plan, words):
+    done = run(*words, "--json")
+    assert done.code == 0, done.err
+    assert strict(done.out)
+
+
+@pytest.mark.slow
+def test_json_of_training(run):
+    found = strict(run(*TRAIN, "--trials", "2", "--json").out)
+    assert [trial["seed"] for trial in found["trials"]] == [0, 1]
+    assert found["trials"][0]["epsilon"] <= 8
+    assert 0 < found["accuracy"] < 1
+    assert found["stopped"] is False
+
+
+@pytest.mark.slow
+def test_training_that_diverges_is_json_too(run):
+    words = ["train", "--data", "digits", "--epochs", "3", "--batch-size", "256", "--mechanism", "none", "--lr", "1e38"]
+    found = strict(run(*words, "--json").out)
+    assert found["trials"][0]["finite"] is False
+    assert "(diverged)" in run(*words).out
+
+
+def test_numbers_that_json_does_not_have_are_null(capsys):
+    console.print_json({"a": float("nan"), "b": [float("inf"), 1.5]})
+    assert strict(capsys.readouterr().out) == {"a": None, "b": [None, 1.5]}
+
+
+def test_a_file_in_json_is_the_file_on_disk(run, tmp_path):
+    found = strict(run(*WITH_JSON["design"], "-o", "m.antiphase", "--json").out)
+    m = ap.load(tmp_path / "m.antiphase")
+    assert found["digest"] == m.digest
+    assert found["epsilon"] == m.epsilon() <= 8
+    assert found["error"] == m.factorization.error
+    assert found["lower_bound"] == m.factorization.lower_bound
+    assert found["noise_multiplier"] == m.noise_multiplier
+
+
+def test_calibration_goes_both_ways(run, plan, tmp_path):
+    there = strict(run("calibrate", "--epsilon", "2", "--delta", "1e-6", "--json").out)
+    assert there["noise_multiplier"] == accounting.gaussian_noise_multiplier(2.0, 1e-6)
+    s = repr(there["noise_multiplier"])
+    back = strict(run("calibrate", "--noise-multiplier", s, "--delta", "1e-6", "--json").out)
+    assert 2 * (1 - 1e-6) < back["epsilon"] <= 2
+    run("calibrate", "design.antiphase", "--epsilon", "2", "--delta", "1e-6", "-o", "new.antiphase")
+    assert ap.load(tmp_path / "new.antiphase").noise_multiplier == there["noise_multiplier"]
+    twice = strict(run("calibrate", "--epsilon", "2", "--delta", "1e-6", "--adjacency", "replace-one", "--json").out)
+    assert twice["noise_multiplier"] == 2 * there["noise_multiplier"]
+
+
+def test_a_design_is_calibrated_or_says_how(run):
+    done = run("design", "dp-mf", "--steps", "8", "-o", "d.antiphase")
+    assert "antiphase calibrate d.antiphase" in done.err
+    assert run("design", "dp-mf", "--steps", "8", "-o", "d.antiphase", "--quiet").err == ""
+    refusal = run("statement", "d.antiphase")
+    assert refusal.code == 1
+    assert "antiphase calibrate d.antiphase" in refusal.err
+
+
+def test_quiet_leaves_the_result(run, plan):
+    for words in (["compare", "--steps", "8"], ["advise", "--steps", "8"], ["verify", plan], ["data", "digits"]):
+        done = run(*words, "--quiet")
+        assert (done.code, done.err) == (0, "")
+        assert done.out
+
+
+def test_csv_is_a_table(run):
+    done = run("compare", "--steps", "16", "--epochs", "2", "--csv")
+    rows = list(csv.DictReader(io.StringIO(done.out)))
+    assert [row["name"] for row in rows] == ["dp-sgd", "tree", "sqrt-toeplitz", "dp-mf", "dp-mf+"]
+    assert rows[1]["label"] == "tree, full Honaker"  # a comma within
+    assert float(rows[0]["average_relative"]) == 1
+    assert rows[0]["gap"] == ""
+
+
+def test_no_line_ends_in_blanks_and_nothing_is_cut_off(run):
+    done = run("compare", "--steps", "16", "-m", "damped:rho=0.123456,final_weight=3.5", "-m", "tree:estimator=online")
+    assert "damped, ρ = 0.1235, final weight = 3.5 " in done.out
+    assert "tree, online" in done.out
+    assert "…" not in done.out
+    assert all(line == line.rstrip() for line in done.out.splitlines())
+
+
+@pytest.mark.slow
+def test_a_narrow_terminal_gets_two_tables(tmp_path):
+    import shutil
+    import subprocess
+
+    from tests.cli.conftest import ANTIPHASE
+
+    if shutil.which("script") is None:
+        pytest.skip("no script command: there is no terminal to try")
+    words = " ".join([*ANTIPHASE, "compare --steps 16 --epochs 2"])
+    done = subprocess.run(
+        ["script", "-qec", f"stty cols 80; {words}", "/dev/null"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert "What it costs" in done.stdout
+    assert "designing" in done.stdout  # progress, where somebody looks
+
+
+@pytest.mark.slow
+def test_what_a_page_shows_is_written(run, tmp_path):
+    done = run("compare", "--steps", "16", "--epsilon", "1", "--delta", "1e-5", "--html", "c.html", "--figures", "f")
+    assert "Written to c.html" in done.out
+    text = (tmp_path / "c.html").read_text()
+    assert "antiphase compare --steps 16 --epsilon 1" in text
+    assert sorted(p.name for p in (tmp_path / "f").iterdir()) == [
+        "noise.png", "noise.svg", "spectrum.png", "spectrum.svg",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_exit_codes_of_a_process(tmp_path):
+    """0 done, 1 refused, 2 not understood; standard output is clean but for a result."""
+    for words, code in (
+        (["calibrate", "--epsilon", "1", "--delta", "1e-5"], 0),
+        (["statement", "absent.antiphase"], 1),
+        (["design", "dp-mf"], 2),
+    ):
+        done = process(*words, cwd=tmp_path, check=False)
+        assert done.returncode == code
+        assert bool(done.stdout) == (code == 0)
+        assert bool(done.stderr) == (code != 0)
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        f"{sys.executable} -m antiphase.cli data digits --json | head -c 1", shell=True, capture_output=True, text=True,
+        cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.stdout == "{"
+    assert "Traceback" not in done.stderr

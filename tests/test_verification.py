@@ -1,0 +1,178 @@
+"""What is not what it claims to be is noticed."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import antiphase as ap
+from antiphase import verification
+from antiphase.errors import FileFormatError
+from antiphase.verification import read_statement, verify
+
+
+@pytest.fixture(scope="module")
+def mechanism():
+    return ap.calibrate(ap.design("dp-mf+", steps=48, epochs=3), epsilon=4.0, delta=1e-6)
+
+
+@pytest.fixture(scope="module")
+def claims(mechanism):
+    return json.loads(mechanism.statement().to_json())
+
+
+def failing(checks):
+    return [check.what for check in checks if not check.holds]
+
+
+DESIGNS = {
+    "dense": ("dp-mf", {"epochs": 3}),
+    "stream": ("dp-mf", {}),
+    "blocks": ("dp-mf+", {"epochs": 3, "tau": 16}),
+    "tree": ("tree", {"epochs": 3}),
+    "toeplitz": ("sqrt-toeplitz", {"epochs": 3}),
+    "cancelling": ("fourier", {"epochs": 24}),
+    "identity": ("dp-sgd", {}),
+    "separated": ("dp-mf", {"participation": ap.min_separation(3, 10)}),
+    "damped": ("damped", {"rho": 0.9}),
+}
+
+
+@pytest.mark.parametrize(("name", "options"), DESIGNS.values(), ids=DESIGNS)
+def test_what_we_design_is_what_it_claims(name, options):
+    f = ap.design(name, steps=48, **options)
+    assert failing(verify(f, full=True)) == []
+    for adjacency in ("zero-out", "replace-one"):
+        m = ap.calibrate(f, epsilon=2.0, delta=1e-5, adjacency=adjacency)
+        checks = verify(m, json.loads(m.statement().to_json()))
+        assert failing(checks) == []
+        assert len(checks) >= 6
+
+
+@pytest.mark.slow
+def test_poisson_batches():
+    m = ap.calibrate(ap.design("dp-sgd", steps=100), epsilon=2.0, delta=1e-5, sampler="poisson", sampling_rate=0.01)
+    assert failing(verify(m)) == []
+    less = dataclasses.replace(m)
+    object.__setattr__(less, "epsilon", lambda delta, rows=None: 0.3)
+    assert failing(verify(less)) == ["ε, by another accountant"]
+
+
+def test_a_bound_above_the_error(mechanism):
+    f = ap.design("dp-mf", steps=16, epochs=2)
+    assert failing(verify(dataclasses.replace(f, bound=1.01 * f.error))) == ["error is not below the bound"]
+    # a bound that is merely too good to be true takes a search to be found out
+    worse = ap.design("dp-mf", steps=16, epochs=2, tolerance=0.3)
+    claimed = dataclasses.replace(worse, bound=worse.error)
+    assert worse.error > f.error * (1 + 1e-4)
+    assert failing(verify(claimed)) == []
+    assert failing(verify(claimed, full=True)) == ["bound, solved again"]
+    # one that is lower than need be is a bound all the same
+    assert failing(verify(dataclasses.replace(f, bound=0.5 * f.error), full=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "noticed"),
+    [
+        ("sensitivity", 0.9, "sensitivity of the encoder"),
+        ("error", 0.9, "error"),
+    ],
+)
+def test_a_figure_that_is_too_small(name, wrong, noticed):
+    f = ap.design("dp-mf", steps=16, epochs=2)
+    f.__dict__[name] = wrong * getattr(f, name)  # cached there
+    assert noticed in failing(verify(f))
+
+
+def test_a_sensitivity_with_cancelling_signs():
+    """Columns that partly cancel: to add them up as they are would be too little."""
+    f = ap.design("fourier", steps=16, participation=ap.epochs(8, every=2))
+    C = f.encoder()
+    assert (C.T @ C).min() < 0
+    f.__dict__["sensitivity"] = max(np.linalg.norm(C[:, p].sum(axis=1)) for p in f.participation.classes(16))
+    assert "sensitivity of the encoder" in failing(verify(f))
+
+
+@pytest.mark.parametrize("wrong", ["small", "one row", "repeated", "uncorrelated"])
+def test_noise_that_is_not_what_was_promised(mechanism, monkeypatch, wrong):
+    real = ap.Mechanism.noise
+
+    class Wrong:
+        def __init__(self, stream):
+            self.stream, self.step, self.last = stream, -1, 0
+
+        def next(self):
+            self.step += 1
+            row = self.stream.next()
+            if wrong == "small":
+                return row * 0.97
+            if wrong == "one row":
+                return row * (0.8 if self.step == 20 else 1)
+            if wrong == "repeated":
+                self.last = row if self.step != 9 else self.last
+                return self.last
+            return np.random.default_rng(self.step).normal(0, mechanism.noise_scale, row.shape)
+
+    monkeypatch.setattr(ap.Mechanism, "noise", lambda self, *a, **k: Wrong(real(self, *a, **k)))
+    assert failing(verify(mechanism)) == ["noise that is made"]
+
+
+def test_an_epsilon_that_is_too_small(mechanism):
+    less = dataclasses.replace(mechanism)
+    object.__setattr__(less, "epsilon", lambda delta, rows=None: 3.99)
+    assert failing(verify(less)) == ["ε, by another accountant"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epsilon", 3.0), ("delta", 1e-9), ("digest", "0" * 64), ("noise_multiplier", 9.0), ("sensitivity", 0.5),
+        ("clip_norm", 2.0), ("adjacency", "replace-one"), ("sampler", "poisson"), ("participation", "once"),
+        ("unit", "user"), ("steps", 47), ("released_epsilon", 0.1), ("released_rows", 10**6), ("mu", None),
+    ],
+)  # fmt: skip
+def test_a_statement_that_was_altered(mechanism, claims, name, value):
+    (wrong,) = failing(verify(mechanism, claims | {name: value}))
+    assert wrong.startswith("statement")
+
+
+def test_a_statement_of_another_mechanism_and_one_that_leaves_things_out(mechanism, claims):
+    other = ap.calibrate(mechanism.factorization, epsilon=3.0, delta=1e-6)
+    assert len(failing(verify(other, claims))) == 1
+    less = {k: v for k, v in claims.items() if k != "epsilon"}
+    assert len(failing(verify(mechanism, less))) == 1
+
+
+def test_what_is_no_statement_is_refused(tmp_path, mechanism, claims):
+    for text in ("", "[]", "{}", '{"digest": "a"}', '{"digest": "a", "delta": "small"}', "[" * 100_000, "\xff"):
+        (tmp_path / "s.json").write_text(text, encoding="latin-1")
+        with pytest.raises(FileFormatError, match=r"s\.json: not a statement"):
+            read_statement(tmp_path / "s.json")
+    (tmp_path / "s.json").write_text(json.dumps(claims))
+    assert read_statement(tmp_path / "s.json") == claims
+    with pytest.raises(ValueError, match="promises nothing"):
+        verify(mechanism.factorization, claims)
+
+
+def test_a_flipped_bit_anywhere_is_refused_or_noticed(tmp_path, mechanism):
+    path = tmp_path / "m.antiphase"
+    mechanism.save(path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for place in rng.integers(len(whole), size=60):
+        spoilt = bytearray(whole)
+        spoilt[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(spoilt)
+        try:
+            loaded = ap.load(path)
+        except FileFormatError:
+            continue
+        assert loaded.digest == mechanism.digest  # blanks in the header, say
+
+
+def test_many_steps_are_not_looked_at_and_never_pass_for_checked(monkeypatch, mechanism):
+    monkeypatch.setattr(verification, "LARGEST", 40)
+    assert [check.what for check in verify(mechanism)] == ["error is not below the bound", "ε, by another accountant"]
+    with pytest.raises(ValueError, match="nothing was checked"):
+        verify(ap.design("dp-sgd", steps=48))
