@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
+from functools import cache
 from typing import Any
 
 import numba
@@ -33,7 +34,7 @@ class Normals:
 
     def __init__(self, subkey: int) -> None:
         self._subkey = subkey
-        self._local = threading.local()  # each thread has a generator of its own, and remembers where it stands
+        self._local = threading.local()  # each thread has a generator of its own
 
     def fill(self, step: int, first_chunk: int, out: Row, lane: int = 0) -> None:
         """The chunks from ``first_chunk`` on, as many as ``out`` (a whole number of chunks) has room for.
@@ -41,24 +42,61 @@ class Normals:
         Guarantee: depends on nothing but the subkey, the step, the lane and the chunk.   [G12]
         """
         block = (lane << 112) + (step << 64) + first_chunk * BLOCKS
-        function, state = self._at(block)
-        draw(function, state, out)
-        self._local.block = block + len(out) // 4
+        source = getattr(self._local, "source", None)
+        if source is None:
+            source = self._local.source = _Source(self._subkey)
+        function, state, memory = source.at(block)
+        draw(function, state, memory, block & 0xFFFFFFFFFFFFFFFF, block >> 64, out)
 
-    def _at(self, block: int) -> tuple[int, int]:
-        """The addresses of a function that gives the next 64 bits from ``block`` on, and of its argument."""
-        local = self._local
-        generator = getattr(local, "generator", None)
-        if generator is None or block < local.block:
-            # PRIVACY: key=, not seed=: a seed would pass through a weak mixer.   [G12]
-            generator = local.generator = AESCounter(key=self._subkey, counter=block)
-            c = generator.ctypes
-            local.addresses = ctypes.cast(c.next_uint64, ctypes.c_void_p).value, c.state_address
-        elif block > local.block:
-            generator.advance(2 * (block - local.block))
-        local.block = block
-        addresses: tuple[int, int] = local.addresses
-        return addresses
+
+class _Source:
+    """AES in counter mode, at any counter.
+
+    Setting the counter by randomgen's own means takes longer than drawing a short row. So it is written to where
+    randomgen keeps it, if that is where we think (`_counter_is_known`); if not, there is a new generator every time.
+    """
+
+    def __init__(self, subkey: int) -> None:
+        self._subkey = subkey
+        self._aim(0)
+
+    def _aim(self, block: int) -> None:
+        # PRIVACY: key=, not seed=: a seed would pass through a weak mixer.   [G12]
+        self._generator = AESCounter(key=self._subkey, counter=block)
+        c = self._generator.ctypes
+        self._function = ctypes.cast(c.next_uint64, ctypes.c_void_p).value
+        self._state = c.state_address
+        self._memory = _memory(self._generator) if _counter_is_known() else np.zeros(WORDS, np.uint64)
+
+    def at(self, block: int) -> tuple[Any, Any, NDArray[np.uint64]]:
+        """Addresses of a function that gives the next 64 bits and of its argument; where the counter is to be set."""
+        if not _counter_is_known():
+            self._aim(block)
+        return self._function, self._state, self._memory
+
+
+WORDS, OFFSET = 39, 38  # of the generator's state: four counters of two words, key schedule, buffer, how much was used
+
+
+def _memory(generator: Any) -> NDArray[np.uint64]:
+    words = (ctypes.c_uint64 * WORDS).from_address(generator.ctypes.state_address)
+    memory: NDArray[np.uint64] = np.ctypeslib.as_array(words)
+    return memory
+
+
+@cache
+def _counter_is_known() -> bool:
+    """Whether a generator whose counter was overwritten goes on as a new one with that counter would."""
+    key, block = 0x0F1E2D3C4B5A69788796A5B4C3D2E1F0, (7 << 112) + (5 << 64) + 2**63 + 9
+    moved, new = AESCounter(key=key, counter=3), AESCounter(key=key, counter=block)
+    moved.random_raw(3)
+    state = moved.state["s"]
+    memory = _memory(moved)
+    # PRIVACY: a counter that is not moved would give the same noise twice; so look before writing, and compare.   [G12]
+    if not np.array_equal(memory[:8], state["counter"]) or int(memory[OFFSET]) != state["offset"] == 24:
+        return False
+    aim(memory, block & 0xFFFFFFFFFFFFFFFF, block >> 64)
+    return bool(np.array_equal(moved.random_raw(25), new.random_raw(25)))
 
 
 def _call(typing: Any, function: Any, state: Any) -> Any:
@@ -96,9 +134,19 @@ _ONE, _TWO, _ONE_HALF = _f(1.0), _f(2.0), _f(0.5)
 
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)
-def draw(function: int, state: int, out: Row) -> None:
-    """Normals from the generator at these addresses; in each chunk, its first half of words is paired with the
-    second."""
+def aim(memory: NDArray[np.uint64], low: int, high: int) -> None:
+    """Set the counter to ``high·2⁶⁴ + low``, with nothing left in the buffer."""
+    for i in range(4):
+        memory[2 * i] = np.uint64(low) + np.uint64(i)
+        memory[2 * i + 1] = np.uint64(high)
+    memory[OFFSET] = np.uint64(64)
+
+
+@numba.njit(nogil=True, cache=True, boundscheck=False)
+def draw(function: int, state: int, memory: NDArray[np.uint64], low_word: int, high_word: int, out: Row) -> None:
+    """Normals from the generator at these addresses and that counter; in each chunk, its first half of words is paired
+    with the second."""
+    aim(memory, low_word, high_word)
     bits = np.empty(HALF, np.uint64)
     words = bits.view(np.uint32)
     first, second = words[:HALF], words[HALF:]
