@@ -227,7 +227,7 @@ class NoiseStream:
             )
 
     def _take(self) -> Row:
-        """The row at hand, made now unless it was begun before; the stream is broken until the caller says it is fine."""
+        """The row at hand, made now unless it was begun; the stream is broken until the caller says otherwise."""
         self._broken = True
         if self._ahead is None:
             row = np.empty(self._width, np.float32)
