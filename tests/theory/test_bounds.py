@@ -33,6 +33,14 @@ def factored(decoder):
     return Dense("given", ap.Workload.sgd(steps), Average(), ap.once(), encoder)
 
 
+def rise_and_fall(steps, diagonal=0.1):
+    """A decoder whose first column rises by 1 a step to T/2 and falls back to 0, and little else."""
+    t = np.arange(1, steps + 1)
+    decoder = diagonal * np.eye(steps)
+    decoder[:, 0] = np.minimum(t, steps - t)
+    return decoder
+
+
 def variances(f, curvature, learning_rate):
     """``E‖x_t − x*‖²`` at t = 0 … T that noise of length 1 leaves in one direction of this curvature; dense."""
     decay = [1.0, learning_rate * curvature - 1.0]
@@ -142,6 +150,15 @@ def test_the_frobenius_rate_reports_its_terms():
     assert found.bias == pytest.approx(0.1 * 25)
     assert found.noise == pytest.approx(0.1 * 2 * 5 * math.sqrt(45) / 3)
     assert not found.is_guarantee
+
+
+def test_the_published_convex_bound_is_exceeded_and_ours_is_not():
+    """The counter-example, at a size for every day; 4,096 steps and a factor of ten are in the acceptance tests."""
+    f, step, curvature = factored(rise_and_fall(1024)), 1 / 80, 0.3
+    c = Constants(1.0, step, 1 / f.sensitivity, distance=0.0)
+    error = curvature / 2 * variances(f, curvature, step).mean() / f.sensitivity**2
+    assert error > 3 * bounds.published_convex_bound(f, c).total
+    assert error <= bounds.convex_bound(f, c).total
 
 
 # ---- the sequences -----------------------------------------------------------------------------------------
