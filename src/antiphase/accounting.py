@@ -21,6 +21,7 @@ from antiphase import _checks as check
 
 MARGIN = 1e-9  # noise multipliers are rounded up by this, relatively; a float64 sensitivity is wrong by far less
 FINE, COARSE = 1e-4, 1e-3  # steps in which a privacy loss distribution is tabulated, always to the pessimistic side
+LEAST = 0.125  # noise multiplier that is looked for with Poisson samples
 ROUNDING = 1e-10  # ε and δ are rounded up by this, relatively
 
 
@@ -99,7 +100,10 @@ def poisson_delta(noise_multiplier: float, epsilon: float, *, sampling_rate: flo
 
 
 def poisson_noise_multiplier(epsilon: float, delta: float, *, sampling_rate: float, steps: int) -> float:
-    """A noise multiplier with which Poisson-sampled DP-SGD is (ε, δ)-private, to within 1e-4 of the smallest.   [G7]"""
+    """A noise multiplier with which Poisson-sampled DP-SGD is (ε, δ)-private, to within 1e-4 of the smallest.   [G7]
+
+    It is never below 0.125: for less noise, tables of the privacy loss get very long.
+    """
     epsilon = check.positive_number("epsilon", epsilon)
     checked_delta("delta", delta)
     _, rate, steps = _poisson(1.0, sampling_rate, steps)
@@ -111,7 +115,9 @@ def poisson_noise_multiplier(epsilon: float, delta: float, *, sampling_rate: flo
         return math.log(max(found, 1e-12) / epsilon)
 
     low = high = 1.0
-    while excess(low, COARSE) <= 0 and low > 1e-3:
+    while excess(low, COARSE) <= 0:
+        if low <= LEAST and excess(low) <= 0:
+            return low
         low /= 2
     while excess(high, COARSE) > 0:
         high *= 2
@@ -124,7 +130,7 @@ def poisson_noise_multiplier(epsilon: float, delta: float, *, sampling_rate: flo
         low, high = (low, middle) if excess(middle, COARSE) <= 0 else (middle, high)
     low *= 0.998
     under, over = excess(high), excess(low)
-    while over <= 0 and low > 1e-3:
+    while over <= 0:
         high, under = low, over
         low *= 0.98
         over = excess(low)

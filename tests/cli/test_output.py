@@ -150,6 +150,23 @@ def test_what_a_page_shows_is_written(run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        (["dp-sgd:poisson", "dp-mf"], ["DP-SGD, Poisson batches leaves least noise", "needs true Poisson sampling"]),
+        (["dp-sgd:poisson"], ["needs true Poisson sampling"]),
+        (["dp-sgd", "dp-mf"], ["DP-MF leaves least noise in the final model", "times the certified least"]),
+    ],
+)
+def test_what_a_page_says_is_so(run, tmp_path, chosen, said):
+    words = ["compare", "--steps", "64", "--epsilon", "0.5", "--delta", "1e-6", "--html", "c.html"]
+    assert run(*words, *(word for name in chosen for word in ("-m", name))).code == 0
+    text = (tmp_path / "c.html").read_text()
+    assert all(words in text for words in said)
+    assert "promises ε = 0.5 at δ = 1e-06" in text
+
+
+@pytest.mark.slow
 def test_exit_codes_of_a_process(tmp_path):
     """0 done, 1 refused, 2 not understood; standard output is clean but for a result."""
     for words, code in (
