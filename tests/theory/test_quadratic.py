@@ -62,11 +62,6 @@ SMALL = Quadratic(
 RATE = 0.3
 
 
-def without_start(workload):
-    """`SMALL`, from 0 where gradients are delayed."""
-    return dataclasses.replace(SMALL, start=0.0) if workload.delay else SMALL
-
-
 # ---- exact values ------------------------------------------------------------------------------------------
 
 
@@ -182,7 +177,7 @@ def test_a_mechanism_brings_its_own_noise():
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_without_noise_a_simulation_is_the_signal(workload):
-    problem = dataclasses.replace(without_start(workload), spread=0.0)
+    problem = dataclasses.replace(SMALL, spread=0.0)
     f = ap.design("dp-sgd", workload=workload)
     found = exact(f, problem, learning_rate=RATE, noise=0.0)
     paths = simulate(f, problem, learning_rate=RATE, noise=0.0, seed=1)
@@ -195,9 +190,8 @@ def test_without_noise_a_simulation_is_the_signal(workload):
 def test_simulation_agrees(workload, name):
     """At every step, within 4.5 standard errors of 2,000 runs; the seed was not chosen."""
     f = ap.design(name, workload=workload)
-    problem = without_start(workload)
-    found = exact(f, problem, learning_rate=RATE, noise=1.0)
-    paths = simulate(f, problem, learning_rate=RATE, noise=1.0, runs=2000, seed=0)
+    found = exact(f, SMALL, learning_rate=RATE, noise=1.0)
+    paths = simulate(f, SMALL, learning_rate=RATE, noise=1.0, runs=2000, seed=0)
     for expected, seen in ((found.gradient, paths.gradient), (found.gap, paths.gap)):
         error = seen.std(axis=0, ddof=1) / np.sqrt(len(seen))
         assert (np.abs(seen.mean(axis=0) - expected.total) <= 4.5 * error).all()
@@ -231,6 +225,23 @@ def test_the_virtual_sequence_never_restarted_is_the_classical_one():
     paths = simulate(f, SMALL, learning_rate=RATE, noise=1.0, runs=4000, seed=1, tau=T + 1)
     apart = paths.apart[:, 1:].mean(axis=0)
     assert apart == pytest.approx(4 * RATE**2 * f.sensitivity**2, rel=0.1)
+
+
+def test_the_optimizer_is_torchs():
+    """Momentum, dampening and weight decay as ``torch.optim.SGD`` writes them, without noise, from a start."""
+    rates, mu, dampening, decay = RATE * RATES, 0.8, 0.3, 0.2
+    workload = ap.Workload.sgd(T, learning_rates=RATES, momentum=mu, dampening=dampening, weight_decay=decay)
+    problem = dataclasses.replace(SMALL, spread=0.0)
+    h, x, buffer, expected = problem.spectrum, problem.start.copy(), None, []
+    for rate in rates:
+        expected.append(np.square(h * (x - problem.optimum)).sum())
+        gradient = h * (x - problem.optimum) + decay * x
+        buffer = gradient if buffer is None else mu * buffer + (1 - dampening) * gradient
+        x = x - rate * buffer
+    f = ap.design("dp-sgd", workload=workload)
+    found = exact(f, problem, learning_rate=RATE, noise=0.0).gradient.total
+    assert found[:-1] == pytest.approx(expected, rel=1e-10)
+    assert simulate(f, problem, learning_rate=RATE, noise=0.0, seed=1).gradient[0] == pytest.approx(found, rel=1e-10)
 
 
 def test_the_same_seed_is_the_same_simulation():

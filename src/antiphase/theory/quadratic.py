@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from functools import cache
+from typing import Any, cast
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -252,47 +253,20 @@ def streamed_variances(stretches: Sequence[Stretch], workload: Workload, spectru
     (S, earlier y)`` with itself, which know nothing of curvature, and with the earlier ``u`` of every curvature.
     """
     own, kept, N = _recurrences(workload, spectrum)
-    (T, p, n), lags = kept.shape, N.shape[1] - 1
-    out, t = np.empty((T, n)), 0
-    U = np.zeros((p, p, n))  # covariances of the earlier u with one another
-    J = np.zeros((lags + 1, p * n + lags + 1))  # rows: S, earlier y, y; columns: earlier u, newest first, and the same
+    m, q = (max(s.r.shape[axis] for s in stretches) for axis in (1, 2))
+    T, row = workload.steps, 0
+    read, gain, move = np.zeros((3, T, m, q))
+    variance, rests, fresh = np.ones(T), np.ones(T, np.bool_), np.zeros(T, np.bool_)
     for stretch in stretches:
-        s = stretch.r.shape[1] * stretch.r.shape[2]
-        J = _with_empty_buffers(J, s, lags, p * n)
-        w = J[:, p * n :]  # of S, earlier y and y with one another
-        earlier = [J[:, a * n : (a + 1) * n] for a in range(p)]
-        for row in _rows(stretch):
-            J[-1] = row.read @ J[:s]  # y_t
-            w[:-1, -1] = w[-1, :-1]
-            w[-1, -1] = row.variance + row.read @ w[-1, :s]
-            # u_t = own·drive + Σ_a kept_a u_{t−a}, drive = (N y)_t
-            drive = N[t, 0] * J[-1] + N[t, 1:] @ J[s:-1]
-            drive_u = own[t] * drive[: p * n].reshape(p, n)
-            variance = N[t, 0] * drive[-1] + N[t, 1:] @ drive[p * n + s : -1]
-            u_w = np.outer(drive[p * n :], own[t])
-            for a in range(p):
-                u_w += kept[t, a] * earlier[a]
-            u_u = np.einsum("abn,bn->an", U, kept[t]) + drive_u
-            out[t] = (kept[t] * (u_u + drive_u)).sum(axis=0) + own[t] ** 2 * variance
-            # one step on
-            for a in range(p - 1, 0, -1):
-                earlier[a][:] = earlier[a - 1]
-            earlier[0][:] = u_w
-            U[1:, 1:] = U[:-1, :-1].copy()
-            U[0, 1:] = U[1:, 0] = u_u[:-1]
-            U[0, 0] = out[t]
-            row.onward(J)
-            row.onward(w.T)
-            t += 1
-    return out
-
-
-def _with_empty_buffers(J: Array, s: int, lags: int, columns: int) -> Array:
-    """At the start of a stretch: what was known of earlier u and y, beside ``s`` buffers that know nothing."""
-    fresh = np.zeros((s + lags + 1, columns + s + lags + 1))
-    fresh[s:, :columns] = J[-lags - 1 :, :columns]
-    fresh[s:, columns + s :] = J[-lags - 1 :, -lags - 1 :]
-    return fresh
+        live = row + stretch.live
+        here = live[:, None, None], np.arange(stretch.r.shape[1])[:, None], np.arange(stretch.r.shape[2])
+        read[here] = -stretch.r / stretch.delta[:, None, None]
+        gain[here] = stretch.g
+        move[here] = np.concatenate([stretch.move[1:], np.zeros_like(stretch.move[:1])])
+        variance[live], rests[live], fresh[row] = stretch.delta**-2, False, True
+        row += stretch.size
+    followed: Array = _compiled()(read, variance, gain, move, rests, fresh, own, kept, N)
+    return followed
 
 
 def _recurrences(workload: Workload, spectrum: Array) -> tuple[Array, Array, Array]:
@@ -305,42 +279,108 @@ def _recurrences(workload: Workload, spectrum: Array) -> tuple[Array, Array, Arr
     return 1.0 / P[:, 0], -P[:, 1:] / P[:, :1], N
 
 
-class _Row(NamedTuple):
-    """One step of a stretch: ``y = read·S + √variance·z``, then ``S ← move S + gain·y``."""
+def _follow(
+    read: Array,
+    variance: Array,
+    gain: Array,
+    move: Array,
+    rests: Array,
+    fresh: Array,
+    own: Array,
+    kept: Array,
+    N: Array,
+) -> Array:
+    """The variances of ``u_t = own·(N y)_t + Σ_a kept_a u_{t−a}`` under ``y = read·S + √variance·z``, step by step.
 
-    read: Array
-    variance: float
-    move: Array | None  # None where the step has independent noise, and the buffers rest
-    gain: Array
+    Then ``S ← move S + gain·y``, unless it ``rests``; where ``fresh``, the buffers begin empty.
+    """
+    (T, m, q), (p, n), lags = move.shape, kept.shape[1:], N.shape[1] - 1
+    s = m * q
+    y = s + lags  # the place of y, after S and the earlier y: together, w
+    V = np.zeros((y + 1, y + 1))  # covariances of w with itself,
+    K = np.zeros((y + 1, p * n))  # of w with the earlier u of every curvature, newest first,
+    U = np.zeros((n, p, p))  # and of these with one another
+    drive_w, drive_u, new = np.zeros(y + 1), np.zeros(p * n), np.zeros(max(y + 1, p * n))
+    u_u, out = np.zeros(p), np.zeros((T, n))
+    for t in range(T):
+        if fresh[t]:
+            V[:s, :] = 0.0
+            V[:, :s] = 0.0
+            K[:s, :] = 0.0
+        # y_t, and the drive (N y)_t
+        for rows in (V, K):
+            rows[y, :] = 0.0
+            for r in range(s):
+                factor = read[t, r // q, r % q]
+                for c in range(rows.shape[1]):
+                    rows[y, c] += factor * rows[r, c]
+        for c in range(y):
+            V[c, y] = V[y, c]
+        V[y, y] = variance[t]
+        for r in range(s):
+            V[y, y] += read[t, r // q, r % q] * V[y, r]
+        for rows, drive in ((V, drive_w), (K, drive_u)):
+            for c in range(rows.shape[1]):
+                drive[c] = N[t, 0] * rows[y, c]
+                for a in range(lags):
+                    drive[c] += N[t, 1 + a] * rows[s + a, c]
+        square = N[t, 0] * drive_w[y]
+        for a in range(lags):
+            square += N[t, 1 + a] * drive_w[s + a]
+        # u_t: its variance, and its covariances with the earlier u
+        for i in range(n):
+            total = own[t, i] ** 2 * square
+            for a in range(p):
+                u_u[a] = own[t, i] * drive_u[a * n + i]
+                total += kept[t, a, i] * u_u[a]
+                for b in range(p):
+                    u_u[a] += U[i, a, b] * kept[t, b, i]
+                total += kept[t, a, i] * u_u[a]
+            out[t, i] = total
+            for a in range(p - 1, 0, -1):
+                for b in range(p - 1, 0, -1):
+                    U[i, a, b] = U[i, a - 1, b - 1]
+            for a in range(1, p):
+                U[i, 0, a] = U[i, a, 0] = u_u[a - 1]
+            U[i, 0, 0] = total
+        # u_t with w, in place of the oldest u
+        for r in range(y + 1):
+            for i in range(n):
+                new[i] = own[t, i] * drive_w[r]
+            for a in range(p):
+                for i in range(n):
+                    new[i] += kept[t, a, i] * K[r, a * n + i]
+            for c in range(p * n - 1, n - 1, -1):
+                K[r, c] = K[r, c - n]
+            for i in range(n):
+                K[r, i] = new[i]
+        # w one step on: rows of V, its columns, and rows of K
+        for turn in range(3):
+            if turn == 1:
+                V[:] = V.T.copy()
+            rows = K if turn == 2 else V
+            for k in range(0 if rests[t] else m):
+                for c in range(rows.shape[1]):
+                    new[c] = gain[t, k, 0] * rows[y, c]
+                for b in range(q):
+                    for c in range(rows.shape[1]):
+                        new[c] += move[t, k, b] * rows[k * q + b, c]
+                for b in range(q - 1, 0, -1):
+                    for c in range(rows.shape[1]):
+                        rows[k * q + b, c] = rows[k * q + b - 1, c] + gain[t, k, b] * rows[y, c]
+                for c in range(rows.shape[1]):
+                    rows[k * q, c] = new[c]
+            for r in range(y - 1, s - 1, -1):
+                for c in range(rows.shape[1]):
+                    rows[r, c] = rows[r - 1 if r > s else y, c]
+    return out
 
-    def onward(self, rows: Array) -> None:
-        """Turn the covariances of (S, earlier y, y), one a row, into those one step on; y's own are left as they
-        are."""
-        s, y = len(self.read), rows[-1]
-        if self.move is not None:
-            q = self.move.shape[1]
-            first = sum(self.move[:, b, None] * rows[b:s:q] for b in range(q))
-            for b in range(q - 1, 0, -1):
-                rows[b:s:q] = rows[b - 1 : s : q]
-            rows[0:s:q] = first
-            rows[:s] += self.gain[:, None] * y
-        if len(rows) > s + 1:
-            rows[s + 1 : -1] = rows[s:-2].copy()
-            rows[s] = y
 
+@cache
+def _compiled() -> Any:
+    import numba  # when first needed: importing it takes longer than most answers
 
-def _rows(stretch: Stretch) -> Iterator[_Row]:
-    n, m, q = stretch.r.shape
-    move = np.concatenate([stretch.move[1:], np.zeros((1, m, q))])
-    resting = _Row(np.zeros(m * q), 1.0, None, np.zeros(m * q))
-    row_of = np.full(stretch.size, -1)
-    row_of[stretch.live] = np.arange(n)
-    for i in row_of.tolist():
-        if i < 0:
-            yield resting
-        else:
-            delta = stretch.delta[i]
-            yield _Row(-stretch.r[i].ravel() / delta, delta**-2, move[i], stretch.g[i].ravel())
+    return numba.njit(cache=True, nogil=True)(_follow)
 
 
 # ---- simulation --------------------------------------------------------------------------------------------
