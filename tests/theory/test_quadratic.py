@@ -244,6 +244,19 @@ def test_the_optimizer_is_torchs():
     assert simulate(f, problem, learning_rate=RATE, noise=0.0, seed=1).gradient[0] == pytest.approx(found, rel=1e-10)
 
 
+def test_the_virtual_sequence_of_independent_noise_in_closed_form():
+    """Never restarted, ``E‖x̃_t‖² = γ²σ² Σ_{k<t} (1 − ρ^k)²`` from the optimum: it drifts away (appendix E.3)."""
+    h, gamma, runs = 1.5, 0.2, 6000
+    paths = simulate(
+        ap.design("dp-sgd", steps=T), Quadratic([h]), learning_rate=gamma, noise=0.7, runs=runs, seed=2, tau=T + 1
+    )
+    expected = (gamma * 0.7 * h) ** 2 * np.cumsum((1 - (1 - gamma * h) ** np.arange(T)) ** 2)
+    seen = paths.virtual_gradient[:, 1:]
+    assert (np.abs(seen.mean(axis=0) - expected) <= 4.5 * seen.std(axis=0, ddof=1) / runs**0.5 + 1e-12).all()
+    assert expected[-1] >= (gamma * 0.7 * h) ** 2 * T / 4  # the paper's bound: ‖∇f‖² = h²‖x̃‖²
+    assert paths.virtual_gap[:, 1:] == pytest.approx(seen / (2 * h), rel=1e-12)
+
+
 def test_the_same_seed_is_the_same_simulation():
     f = ap.design("dp-mf", steps=T)
     one, again, other = (simulate(f, SMALL, learning_rate=RATE, noise=1.0, runs=3, seed=s) for s in (5, 5, 6))
@@ -256,7 +269,7 @@ def test_the_same_seed_is_the_same_simulation():
 
 
 @pytest.mark.parametrize(
-    "workload", [WORKLOADS[name] for name in ("sgd", "schedule", "momentum", "nesterov", "delay", "ema")]
+    "workload", [WORKLOADS[name] for name in ("sgd", "schedule", "momentum", "nesterov", "delay", "ema", "idle steps")]
 )
 def test_the_curvature_objective_is_the_exact_expectation(workload):
     """What ``design("curvature")`` minimises is the noise in the squared gradient, summed over the steps."""
