@@ -13,9 +13,9 @@ SOURCE = ROOT / "src" / "antiphase"
 
 # From left to right, as in docs/architecture.md: a module may import what stands before it, never what stands after.
 ORDER = [
-    "errors", "_checks", "values", "files", "cache", "data", "workload", "objective", "participation", "sensitivity",
-    "factorization", "design", "accounting", "noise", "statement", "mechanism", "verification", "comparison",
-    "theory", "torch", "report", "studies", "cli",
+    "errors", "interrupts", "_checks", "values", "files", "cache", "data", "workload", "objective", "participation",
+    "sensitivity", "factorization", "design", "accounting", "noise", "statement", "mechanism", "verification",
+    "comparison", "theory", "torch", "report", "studies", "cli",
 ]  # fmt: skip
 
 

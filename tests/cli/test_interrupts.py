@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+import antiphase as ap
 from tests.cli.conftest import ANTIPHASE
 
 pytestmark = pytest.mark.slow
@@ -52,12 +53,20 @@ def test_compare_prints_what_it_has(tmp_path):
     assert "stopped: by Ctrl-C" in err
 
 
-def test_a_design_that_is_stopped_leaves_no_file(tmp_path):
-    process = start(tmp_path, "design", "dp-mf", "--steps", "4096", "--epochs", "64", "-o", "d.antiphase")
+def test_a_design_that_is_stopped_is_kept_with_the_gap_it_has(tmp_path):
+    process = start(
+        tmp_path, "design", "dp-mf", "--steps", "1024", "--epochs", "64", "--tolerance", "1e-12", "-o", "d.antiphase",
+        ANTIPHASE_CACHE=str(tmp_path / "cache"),
+    )  # fmt: skip
     began = time.monotonic()
-    code, out, err = interrupted(process, lambda: time.monotonic() - began > 5)
-    assert (code, out, err) == (1, "", "stopped: by Ctrl-C\n")
-    assert list(tmp_path.iterdir()) == []
+    code, out, err = interrupted(process, lambda: time.monotonic() - began > 6)
+    assert code == 1
+    assert "stopped: by Ctrl-C" in err
+    f = ap.load(tmp_path / "d.antiphase")
+    assert 0 < f.gap < 1
+    assert f.sensitivity <= 1 + 1e-9
+    assert f"{f.gap:.1e}" in out or "× the optimum" in out
+    assert not list(tmp_path.glob("cache/**/*.antiphase")), "what was asked for is not what there is"
 
 
 def test_training_goes_on_and_ends_with_the_same_weights(tmp_path, run):

@@ -309,7 +309,7 @@ def _note(
     line: str | None = None,
 ) -> None:
     """Warnings of ours and of the user's own code are notes; those inside libraries are for their callers: for us."""
-    if "site-packages" not in Path(filename).parts:
+    if "site-packages" not in Path(filename).parts or "antiphase" in Path(filename).parts:
         warn(str(message))
 
 

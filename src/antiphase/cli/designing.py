@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ from antiphase.cli.console import (
     one_of,
     out,
 )  # fmt: skip
+from antiphase.interrupts import first_ctrl_c
 
 
 def design(
@@ -82,11 +84,12 @@ def design(
     workload = ap.Workload.sgd(steps, **console.optimizer(steps, lr, schedule, momentum, nesterov, weight_decay))
     who = console.participation(steps, epochs, separation)
     closing = console.Closing(tolerance or _usual_tolerance(steps, epochs))
-    with console.bar(quiet or as_json, "{task.fields[gap]}") as progress:
+    with console.bar(quiet or as_json, "{task.fields[gap]}") as progress, first_ctrl_c() as stopped:
         task = progress.add_task(f"designing {name}", total=1.0, gap="")
 
-        def report(iteration: int, gap: float) -> None:
+        def report(iteration: int, gap: float) -> bool:
             progress.update(task, completed=closing.share(gap), gap=f"gap {gap:.0e}")
+            return stopped()
 
         f = ap.design(name, workload=workload, participation=who, progress=report, **options)
         _ = f.lower_bound  # solved for here, where a design has none of its own
@@ -99,13 +102,15 @@ def design(
     drawn = _draw(figures, f) if figures is not None else []
     if as_json:
         files = {"file": output, "digest": digest, "figures": drawn}
-        console.print_json(_to_dict(f, made) | {k: _text(v) for k, v in files.items()})
-        return
+        console.print_json(_to_dict(f, made) | {k: _text(v) for k, v in files.items()} | {"stopped": stopped()})
+        sys.exit(int(stopped()))
     console.show(console.facts(_facts(f, made)))
     if output is not None:
         out.print(f"\nWritten to {output} ({'design' if made is None else 'mechanism'}, {str(digest)[:16]}…)")
     for path in drawn:
         out.print(f"Written to {path}")
+    if stopped():
+        console.fail("by Ctrl-C: this is what there was", "stopped")
     if output is None:
         console.hint("It was not kept: say -o FILE for that.", quiet)
     elif made is None:

@@ -369,14 +369,14 @@ def _report(outcomes: list[Any], html: Path | None, folder: Path | None) -> list
         if recipe.is_private:
             promise = f" with ε = {outcomes[0].epsilon:.4g} at δ = {recipe.delta:g}"
         columns = [
-            page.Column("seed", "seed", digits=0),
+            page.Column("seed", "seed"),
             page.Column("accuracy", "test accuracy", "%", better="high", digits=4),
             page.Column("loss", "test loss", better="low", digits=4),
             page.Column("steps", "steps", digits=0),
             page.Column("seconds", "time", "s", digits=3),
         ]
         rows = [
-            {"seed": o.seed, "accuracy": 100 * o.accuracy, "loss": o.loss, "steps": o.steps, "seconds": o.seconds}
+            {"seed": str(o.seed), "accuracy": 100 * o.accuracy, "loss": o.loss, "steps": o.steps, "seconds": o.seconds}
             for o in outcomes
         ]
         spread = "" if total["standard_error"] is None else f" ± {100 * total['standard_error']:.2g}"

@@ -27,7 +27,7 @@ import numpy as np
 from antiphase._checks import Array
 from antiphase.participation import Indices
 
-Progress = Callable[[int, float], None]  # (iteration, gap so far)
+Progress = Callable[[int, float], Any]  # (iteration, gap so far); a long search stops where it is if this is true
 
 MEMORY = 10  # how many earlier steps the extrapolation looks at
 ROUNDING = 1e-12  # the bound is lowered by so much, relatively, for the rounding of its own computation
@@ -64,6 +64,7 @@ class Climbed:
     best: Point
     bound: float
     bounds: list[float]
+    stopped: bool = False  # because `progress` said so
 
 
 def start(sizes: Sequence[tuple[int, int]]) -> list[Array]:
@@ -98,8 +99,8 @@ def climb(
         point = rise
         bounds.append(point.bound)
         best = min(best, point, key=lambda p: p.gap)
-        if progress:
-            progress(len(bounds) - 1, best.gap)
+        if progress and progress(len(bounds) - 1, best.gap):
+            return Climbed(best, max(bounds), bounds, stopped=True)
     return Climbed(best, max(bounds), bounds)
 
 

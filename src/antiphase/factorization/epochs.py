@@ -348,7 +348,7 @@ def epoch_optimum(
         )
         if best is not None and made.gap >= best.gap / 2:
             return min(made, best, key=lambda f: f.gap)  # as good as rounding allows
-        if made.gap <= tolerance:
+        if made.gap <= tolerance or found.stopped:
             return made
         sharper, V, best = sharper / 10, found.best.V, made
 

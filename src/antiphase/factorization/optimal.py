@@ -69,11 +69,18 @@ def optimal(
         "epochs": epoch_optimum,
         "dense": dense_optimum,
     }[form]
-    common: dict[str, Any] = {"options": options or {}, "tolerance": tolerance, "progress": progress}
+    stopped = False
+
+    def watched(iteration: int, gap: float) -> bool:
+        nonlocal stopped
+        stopped = bool(progress and progress(iteration, gap)) or stopped
+        return stopped
+
+    common: dict[str, Any] = {"options": options or {}, "tolerance": tolerance, "progress": watched}
     if form == "streamed":
         common["buffers"] = buffers
     found: Factorization = solve(name, workload, objective, participation, **common)
-    if path is not None and time.perf_counter() - began > WORTH_KEEPING:
+    if path is not None and not stopped and time.perf_counter() - began > WORTH_KEEPING:
         with suppress(OSError):  # a full disk costs time next time, nothing else
             found.save(path)
     return found

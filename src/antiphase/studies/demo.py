@@ -127,7 +127,11 @@ def _page(found: Result) -> page.Page:
     rows = [
         {"name": _name(label), "label": label}
         | {f"at{e:g}": 100 * _mean(found.outcomes[label, e]) for e in EPSILONS if (label, e) in found.outcomes}
-        | {f"se{e:g}": 100 * _error(found.outcomes[label, e]) for e in EPSILONS if (label, e) in found.outcomes}
+        | {
+            f"se{e:g}": 100 * _error(found.outcomes[label, e])
+            for e in EPSILONS
+            if len(found.outcomes.get((label, e), [])) > 1
+        }
         for label in MECHANISMS
     ]
     columns = [page.Column("label", "mechanism")]
@@ -199,7 +203,9 @@ def _error(found: list[Outcome]) -> float:
 
 
 def _words(found: list[Outcome]) -> str:
-    return f"{100 * _mean(found):.1f} ± {100 * _error(found):.1f}" if found else "–"
+    if len(found) < 2:
+        return f"{100 * _mean(found):.1f}" if found else "–"
+    return f"{100 * _mean(found):.1f} ± {100 * _error(found):.1f}"
 
 
 def _percent(found: Result, label: str, epsilon: float) -> str:

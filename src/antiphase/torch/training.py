@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import os
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from antiphase import files
 from antiphase.data import Dataset
 from antiphase.design import design, names
 from antiphase.errors import StateError
+from antiphase.interrupts import first_ctrl_c
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.noise.key import Key
 from antiphase.participation import min_separation
@@ -208,7 +208,7 @@ def train(
         if folder is not None:
             _begin_folder(folder, run.key, identity)
             run.restore()
-        with _threads(run.work), _interrupts_wait(folder is not None) as interrupted:
+        with _threads(run.work), first_ctrl_c(folder is not None) as interrupted:
             for batch in itertools.islice(_endless(run.loader), run.steps - run.done):
                 run.step(*batch)
                 if evaluate is not None and run.done % evaluate == 0:
@@ -496,26 +496,3 @@ def _threads(work: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _interrupts_wait(wanted: bool) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C waits for the end of the step, where everything fits together and can be saved; a second one does not."""
-    asked: list[int] = []
-
-    def remember(number: int, frame: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    try:
-        ours = wanted and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if ours:
-            signal.signal(signal.SIGINT, remember)
-    except ValueError:  # not the main thread, which alone gets signals
-        ours = False
-    try:
-        yield lambda: bool(asked)
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
