@@ -1,0 +1,106 @@
+"""How a loss is curved: a few curvatures, and how many directions each stands for."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antiphase import _checks as check
+
+LEAST = 1e-12  # of the largest curvature; what lies below is flat
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Spectrum:
+    """Curvatures ``values ≥ 0`` and the ``weights`` that say how many directions each has (one, unless given).
+
+    ``least`` is the lowest eigenvalue that was met; below 0, the loss is not convex there, and ``values`` has such
+    directions as flat.
+
+    >>> found = Spectrum([4.0, 1.0], [1, 9])
+    >>> found.top, found.dimension, found.mean
+    (4.0, 10.0, 1.3)
+    """
+
+    values: Any
+    weights: Any = None
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        values = check.real_array("values", self.values, ndim=1)
+        if not len(values) or (values < 0).any() or not values.any():
+            raise ValueError("values of a spectrum must be at least 0, and one above 0")
+        weights = np.ones(len(values)) if self.weights is None else self.weights
+        weights = check.real_array("weights", weights, ndim=1)
+        if len(weights) != len(values):
+            raise ValueError(f"weights has {len(weights)} entries for {len(values)} values; give one for each")
+        if (weights < 0).any() or not (weights * values).any():
+            raise ValueError("weights of a spectrum must be at least 0, and above 0 somewhere where the values are")
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "least", check.real_number("least", self.least))
+
+    @property
+    def top(self) -> float:
+        """``L``: the largest curvature."""
+        return float(self.values[self.weights > 0].max())
+
+    @property
+    def dimension(self) -> float:
+        """How many directions there are."""
+        return float(self.weights.sum())
+
+    @property
+    def mean(self) -> float:
+        return float(self.weights @ self.values / self.weights.sum())
+
+    def condensed(self, count: int) -> Spectrum:
+        """At most ``count`` curvatures, for exact expectations in less time.
+
+        Neighbours on a logarithmic scale become one, at the mean that keeps ``Σ weight·value``; what is flat is left
+        out. The largest stays by itself.
+        """
+        count = check.whole_number("count", count, least=2)
+        kept = (self.weights > 0) & (self.values > LEAST * self.top)
+        order = np.argsort(self.values[kept])
+        values, weights = self.values[kept][order], self.weights[kept][order]
+        if len(values) <= count:
+            return Spectrum(values, weights, self.least)
+        edges = np.geomspace(values[0], values[-2], count)
+        place = np.minimum(np.searchsorted(edges[1:-1], values, side="right"), count - 2)
+        place[-1] = count - 1
+        mass = np.bincount(place, weights, count)
+        total = np.bincount(place, weights * values, count)
+        some = mass > 0
+        return Spectrum(total[some] / mass[some], mass[some], self.least)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"values": self.values.tolist(), "weights": self.weights.tolist(), "least": self.least}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """As JSON, which `load` and ``antiphase advise --spectrum`` read."""
+        Path(path).write_text(json.dumps(self.to_dict()) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Spectrum:
+        """From JSON: a list of curvatures, or ``{"values": […], "weights": […]}``."""
+        try:
+            found = json.loads(Path(path).read_text())
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not JSON: {error}") from error
+        if isinstance(found, list):
+            found = {"values": found}
+        if not isinstance(found, dict) or "values" not in found or set(found) - {"values", "weights", "least"}:
+            raise ValueError(f'{path} must have a list of curvatures, or {{"values": […], "weights": […]}}')
+        try:
+            return cls(**found)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} has no spectrum: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"<Spectrum, {len(self.values)} curvatures up to {self.top:g}, {self.dimension:g} directions>"
