@@ -233,9 +233,9 @@ def test_curvature_aware_is_no_worse_than_damped(shown):
     damped = best_damping(PAPER, steps=STEPS, learning_rate=gamma).factorization
     options = {"spectrum": PAPER.spectrum, "learning_rate": gamma, "tolerance": 1e-4}
     aware = ap.design("curvature", steps=STEPS, **options)
-    best, surrogate = average(aware, gamma), average(damped, gamma)
-    noise = exact(aware, PAPER, learning_rate=gamma, noise=1.0).gradient.noise.sum()
-    apart = noise / (gamma**2 * aware.error) - 1
+    found = exact(aware, PAPER, learning_rate=gamma, noise=NOISE).gradient
+    best, surrogate = found.average, average(damped, gamma)
+    apart = found.noise.sum() / ((gamma * NOISE) ** 2 * aware.error) - 1
     shown(
         f"curvature-aware, T = {STEPS}, γ = {gamma}",
         f"{best:.5f} (gap {aware.gap:.0e}; every direction by itself {EVERY_DIRECTION[gamma]:.5f}), damped "
