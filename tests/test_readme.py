@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_the_python_in_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    design, train = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    design, train, theory = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     names: dict = {}
     exec(compile(design.replace("steps=512", "steps=64").replace("tau=512", "tau=64"), "README.md", "exec"), names)  # noqa: S102
     assert names["f"].gap < 1e-8
@@ -25,6 +25,7 @@ def test_the_python_in_the_readme_runs(tmp_path, monkeypatch):
     names["loader"] = torch.utils.data.DataLoader(dataset, batch_size=4)
     exec(compile(train, "README.md", "exec"), names)  # noqa: S102
     assert names["engine"].get_epsilon(1e-5) <= 8
+    exec(compile(theory, "README.md", "exec"), names)  # noqa: S102
 
 
 def test_the_study_writes_its_numbers_and_figures(tmp_path):
