@@ -63,12 +63,14 @@ class Candidate:
         """
         >>> Candidate("dp-mf+", {"tau": 64}).label, Candidate("tree", {"estimator": "online"}).label
         ('DP-MF⁺, τ = 64', 'tree, online')
+        >>> Candidate("damped", {"rho": 1 - 2e-5, "final_weight": 45.4863}).label
+        'damped, ρ = 0.99998, final weight = 45.49'
         """
         options = dict(self.options)
         words = [LABELS.get(self.name, self.name)]
         if self.name == "tree" and "estimator" in options:
             words = ["tree", str(options.pop("estimator"))]
-        words += [f"{SYMBOLS.get(k, k)} = {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in options.items()]
+        words += [f"{SYMBOLS.get(k, k)} = {_short(v)}" for k, v in options.items() if np.ndim(v) == 0]
         return ", ".join([*words, "Poisson batches"] if self.poisson else words)
 
 
@@ -300,8 +302,14 @@ def compare(
 
 
 # ---- inside ------------------------------------------------------------------------------------------------
-
 REFUSALS = (AntiphaseError, ValueError, TypeError, MemoryError)
+
+
+def _short(value: Any) -> str:
+    """Four digits, and more where a damping is near 1: what it is less by is what counts."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.7g}" if 0.999 < value < 1 else f"{value:.4g}"
 
 
 def _reporter(progress: Progress | None, label: str, done: int, total: int) -> Callable[[int, float | None], None]:

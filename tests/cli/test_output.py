@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shlex
 
 import pytest
 
@@ -193,3 +194,26 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
     )  # fmt: skip
     assert done.stdout == "{"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_advice_from_a_spectrum(run, tmp_path):
+    """A file of curvatures is enough: a mechanism that can be typed in, what it gains, and a range of rates."""
+    (tmp_path / "list.json").write_text("[0.01, 0.1, 1.0]")
+    (tmp_path / "both.json").write_text('{"values": [0.01, 0.1, 1.0], "weights": [100, 10, 1]}')
+    words = ["advise", "--steps", "32", "--lr", "0.5", "--epsilon", "1", "--delta", "1e-5", "--spectrum"]
+    for name in ("list.json", "both.json"):
+        found = strict(run(*words, name, "--batch-size", "64", "--initial-gap", "2.3", "--json").out)
+        assert [gain["over"].split(",")[0] for gain in found["gains"]] == ["DP-SGD", "DP-MF", "DP-MF⁺"]
+        assert found["noise"]["DP-SGD"] == 1
+        assert 0 < found["learning_rates"]["low"] <= found["learning_rates"]["high"]
+    done = run(*words, "both.json")
+    assert "111 directions, curvatures up to 1" in " ".join(done.out.split())
+    assert "no private data were looked at" in " ".join(done.out.split())
+    typed = shlex.split(done.out.split("To use it: antiphase ")[1])
+    assert run(*typed).code == 0
+    (tmp_path / "bad.json").write_text("{}")
+    for options, word in ((["bad.json"], "bad.json must have"), (["both.json", "--lr", "9"], "diverges")):
+        done = run(*words, *options)
+        assert (done.code, done.out) == (1, "")
+        assert word in done.err

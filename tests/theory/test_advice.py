@@ -9,6 +9,8 @@ import antiphase as ap
 from antiphase import accounting
 from antiphase.comparison import Setting
 from antiphase.theory.advice import advise
+from antiphase.theory.quadratic import Quadratic, exact
+from antiphase.theory.spectrum import Spectrum
 
 
 def judged(C, sensitivity, fade=1.0):
@@ -48,6 +50,7 @@ def test_errors_that_fade():
     expected = judged(f.encoder(), f.sensitivity, 0.8) / judged(np.eye(64), 1.0, 0.8)
     assert found.noise[found.best.label] == pytest.approx(expected, rel=2e-3)
     assert "ρ = 0.8" in found.rests_on[0]
+    assert any("a spectrum is a better one" in words for words in found.rests_on)
 
 
 def test_where_nothing_lasts_independent_noise_is_as_good_as_any():
@@ -87,3 +90,102 @@ def test_what_it_says_is_data_too():
     found = advise(Setting.of(16, 2)).to_dict()
     assert found["recommended"]["name"] == "dp-mf+"
     assert set(found["noise"]) == {row["label"] for row in found["comparison"]["mechanisms"]}
+
+
+def test_a_known_quadratic_is_judged_by_its_expectation():
+    """What it predicts is what `exact` says of the design, and no candidate in its list does better."""
+    problem = Quadratic([0.1, 1.0, 4.0], optimum=1.0)
+    setting = Setting.of(64, optimizer={"learning_rates": 0.1})
+    for judge in ("last", "average"):
+        found = advise(setting, spectrum=problem, judge=judge)
+
+        def value(f, judge=judge):
+            e = exact(f, problem, noise=1.0)
+            return e.gap.noise[-1] if judge == "last" else e.gradient.noise.mean()
+
+        plain = value(ap.design("dp-sgd", workload=setting.workload))
+        for entry in found.comparison.entries:
+            assert found.noise[entry.label] == pytest.approx(math.sqrt(value(entry.factorization) / plain), rel=1e-9)
+        assert found.noise[found.best.label] <= 1.005 * min(found.noise.values())
+        assert {gain.over.split(",")[0] for gain in found.gains} == {"DP-SGD", "DP-MF", "DP-MF⁺"}
+        for gain in found.gains:
+            assert gain.least == pytest.approx(gain.share)
+            assert gain.share == pytest.approx(found.noise[found.best.label] / found.noise[gain.over])
+
+
+def test_damping_is_what_the_design_has():
+    setting = Setting.of(64, optimizer={"learning_rates": 0.1})
+    found = advise(setting, spectrum=Quadratic(np.full(3, 4.0)), judge="average")  # one curvature: damping is exact
+    assert found.best.name == "damped"
+    rho, weight = found.damping
+    again = ap.design("damped", workload=setting.workload, rho=rho, final_weight=weight, tolerance=1e-3)
+    assert again.error == pytest.approx(found.best.factorization.error, rel=1e-6)
+    assert rho == pytest.approx(0.6, abs=0.15)
+    flat = advise(Setting.of(64, optimizer={"learning_rates": 1e-3}), spectrum=Quadratic([1e-3]))
+    assert flat.damping == (1.0, 8.0)
+
+
+def test_an_estimate_stands_for_a_range():
+    """Gains have a range, which holds what the spectrum itself would give; and it says that it is an estimate."""
+    values = np.geomspace(0.001, 1.0, 10)
+    setting = Setting.of(64, optimizer={"learning_rates": 0.5})
+    found = advise(setting, spectrum=Spectrum(values, np.arange(10.0, 0.0, -1.0)))
+    known = Quadratic(values, multiplicity=np.arange(10.0, 0.0, -1.0))
+    f, plain = found.best.factorization, ap.design("dp-sgd", workload=setting.workload)
+    share = math.sqrt(exact(f, known, noise=1.0).gap.noise[-1] / exact(plain, known, noise=1.0).gap.noise[-1])
+    gain = found.gains[0]
+    assert gain.over == "DP-SGD"
+    assert gain.least < gain.share < gain.most
+    assert gain.least * (1 - 1e-9) <= share <= gain.most * (1 + 1e-9)
+    assert "down to 1/64" in found.rests_on[0]
+    assert "yours to know" in found.rests_on[-1]
+    assert found.rates is None
+    assert "batch size" in found.reasons[-1]
+
+
+def test_learning_rates_come_from_the_same_expectation():
+    problem = Quadratic.paper(20, 4.0)
+    setting = Setting.of(200, optimizer={"learning_rates": 0.01})
+    found = advise(setting, spectrum=problem, batch_size=1, clip_norm=0.5)
+    f, given = found.best.factorization, 0.01
+    values = {
+        given * 2 ** (i / 2): exact(f, problem, learning_rate=2 ** (i / 2), noise=0.5).gap.last for i in range(-8, 9)
+    }
+    best = min(values, key=values.get)
+    assert found.rates.best == pytest.approx(best)
+    assert found.rates.expected == pytest.approx(values[best])
+    assert found.rates.low <= found.rates.best <= found.rates.high
+    for rate in (found.rates.low, found.rates.high):
+        assert min(values.items(), key=lambda item: abs(item[0] - rate))[1] <= 1.1 * values[best]
+    assert found.to_dict()["learning_rates"]["best"] == found.rates.best
+
+
+@pytest.mark.slow
+def test_a_spectrum_with_several_epochs_and_poisson_batches():
+    values = np.geomspace(0.001, 1.0, 8)
+    setting = Setting.of(64, 4, epsilon=8.0, delta=1e-6, optimizer={"learning_rates": 0.5})
+    found = advise(setting, spectrum=values, poisson=True)
+    amplified = accounting.poisson_noise_multiplier(8.0, 1e-6, sampling_rate=4 / 64, steps=64)
+    whole = accounting.gaussian_noise_multiplier(8.0, 1e-6) * 2
+    assert found.noise["DP-SGD, Poisson batches"] == pytest.approx(amplified / whole, rel=1e-9)
+    assert found.noise[found.best.label] <= 1.005 * min(found.noise.values())
+    assert "amplification brings less here" in " ".join(found.reasons)
+
+
+def test_a_spectrum_that_cannot_be_is_named():
+    setting = Setting.of(8, optimizer={"learning_rates": 0.5})
+    with pytest.raises(ValueError, match="say the same thing twice"):
+        advise(setting, spectrum=[1.0], damping=0.5)
+    with pytest.raises(ValueError, match="judge = "):
+        advise(setting, spectrum=[1.0], judge="best")
+    with pytest.raises(ValueError, match="at least 0"):
+        advise(setting, spectrum=[-1.0])
+    with pytest.raises(ValueError, match="initial_gap = "):
+        advise(setting, spectrum=[1.0], initial_gap=0.0)
+    with pytest.raises(ValueError, match="estimate the spectrum with clip_norm"):
+        advise(Setting.of(2048, optimizer={"learning_rates": 0.5}), spectrum=[10.0])
+
+
+def test_a_single_step_has_nothing_to_cancel():
+    found = advise(Setting.of(1, optimizer={"learning_rates": 0.5}), spectrum=[1.0])
+    assert found.best.label == "DP-SGD"
