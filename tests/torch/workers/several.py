@@ -4,6 +4,7 @@ What job number n returns goes to FOLDER/NAME.n.RANK.pt.
 """
 
 import json
+import os
 import sys
 import time
 import warnings
@@ -151,6 +152,7 @@ def main():
         torch.save(result, folder / f"{sys.argv[5]}.{number}.{rank}.pt")
     if world > 1:
         dist.destroy_process_group()
+        os._exit(0)  # results are on the disk; gloo's threads now and then abort a process that ends by itself
 
 
 if __name__ == "__main__":
