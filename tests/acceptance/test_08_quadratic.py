@@ -157,9 +157,12 @@ def test_the_recurrence_and_the_dense_formula(shown):
     seconds = []
     for steps in (10_000, 40_000):
         f = ap.design("dp-mf", steps=steps, buffers=8)
-        began = time.perf_counter()
-        exact(f, PAPER, learning_rate=gamma, noise=NOISE)
-        seconds.append(time.perf_counter() - began)
+        tries = []
+        for _ in range(3):  # the machine may do other things: processor time, and the best of three
+            began = time.process_time()
+            exact(f, PAPER, learning_rate=gamma, noise=NOISE)
+            tries.append(time.process_time() - began)
+        seconds.append(min(tries))
     exponent = np.log(seconds[1] / seconds[0]) / np.log(4)
     shown(
         "1,000 steps, three streams; then 10,000 and 40,000 steps",
