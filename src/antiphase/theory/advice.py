@@ -199,12 +199,12 @@ def _by_expectation(
     by_label = {trial.candidate.label: trial for trial in trials}
     found = _compared(setting, _shortlist(setting, trials, poisson), tolerance, progress)
     assert found.base is not None
-    unit = found.base.mechanism.noise_multiplier
+    unit = _deviation(found.base)
 
     def values(entry: Entry) -> tuple[float, ...]:
-        """The judged noise at this entry's own noise multiplier; designs that Poisson samples use are DP-SGD's."""
+        """The judged noise at this entry's own scale: with Poisson samples DP-SGD has less."""
         label = Candidate(entry.name, entry.candidate.options).label
-        amplified = (entry.mechanism.noise_multiplier / unit) ** 2
+        amplified = (_deviation(entry) / unit) ** 2
         return tuple(float(v) * amplified for v in by_label[label].values)
 
     entries = [entry for entry in found.entries if entry.candidate.poisson]
@@ -220,6 +220,11 @@ def _by_expectation(
         tuple(_reasons(found, best, cheaper, noise, gains) + _rate_words(rates, no_rates, setting)),
         tuple(_rests_on_spectrum(judge, rates, initial_gap, poisson, len(trials))),
     )  # fmt: skip
+
+
+def _deviation(entry: Entry) -> float:
+    """The standard deviation that `exact` calls noise, at clip norm 1 and before division by the batch size."""
+    return entry.mechanism.noise_scale / entry.factorization.sensitivity
 
 
 def _shortlist(setting: Setting, trials: list[Trial], poisson: bool) -> list[Candidate]:
@@ -242,7 +247,7 @@ def _rates(
         return None, "the loss that there is to gain (initial_gap)"
     batch_size = check.whole_number("batch_size", batch_size)
     f, given = best.factorization, best.factorization.workload.largest_rate
-    noise = best.mechanism.noise_multiplier * check.positive_number("clip_norm", clip_norm) / batch_size
+    noise = _deviation(best) * check.positive_number("clip_norm", clip_norm) / batch_size
     found: dict[float, float] = {}
     for half in range(-2 * OCTAVES, 2 * OCTAVES + 1):
         factor = 2.0 ** (half / 2)
@@ -396,3 +401,8 @@ def _rests_on_spectrum(
     if judge.is_estimate:
         words[-1] += ": whether the spectrum came from public data is yours to know"
     return words
+
+
+def _deviation(entry: Entry) -> float:
+    """Of the noise that an encoder of sensitivity 1 would be given: with Poisson batches one participation counts."""
+    return entry.mechanism.noise_scale / entry.factorization.sensitivity

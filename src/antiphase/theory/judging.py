@@ -152,7 +152,7 @@ def search(setting: Setting, judge: Judge, tolerance: float, report: Report) -> 
     for weight in (1.0, T**0.25, math.sqrt(T)) if fine else (1.0, math.sqrt(T)):
         _search_damping(setting, judge, fine, weight, judged)
     if fine:
-        _refine_weight(trials, T, judged)
+        _refine(trials, T, judged)
     if T <= DENSE:
         many = {"spectrum": judge.problem.spectrum, "probabilities": judge.problem.multiplicity}
         judged("curvature", **many, final_weight=1.0)
@@ -174,8 +174,7 @@ def _search_damping(setting: Setting, judge: Judge, fine: bool, weight: float, j
     """ρ by 1 − ρ: from one over the steps to the largest curvature, then finer around the best."""
 
     def value(lost: float) -> float:
-        rho = 1.0 - float(f"{lost:.2g}")
-        return judged("damped", rho=rho, final_weight=weight) if rho < 1 else math.inf
+        return judged("damped", rho=_damping(lost), final_weight=weight)
 
     if not (math.isclose(weight, 1.0) or math.isclose(weight**2, setting.steps)):
         judged("damped", rho=1.0, final_weight=weight)  # the other two are DP-MF, and DP-MF⁺ with τ = steps
@@ -188,11 +187,23 @@ def _search_damping(setting: Setting, judge: Judge, fine: bool, weight: float, j
         best = min((best, best / factor, min(best * factor, most)), key=value)
 
 
-def _refine_weight(trials: dict[str, Trial], steps: int, judged: Callable[..., float]) -> None:
-    """Final weights between those of the grid, around the best damped design."""
+def _refine(trials: dict[str, Trial], steps: int, judged: Callable[..., float]) -> None:
+    """Around the best damped design: final weights between those of the grid, then ρ for that weight, twice."""
     damped = [trial for trial in trials.values() if trial.candidate.name == "damped"]
     chosen = min(damped, key=lambda trial: trial.score).candidate.options
-    best, most = chosen["final_weight"], math.sqrt(steps)
-    for power in (1 / 8, 1 / 16, 1 / 32):
-        near = (best, max(best / steps**power, 1.0), min(best * steps**power, most))
-        best = min(near, key=lambda weight: judged("damped", rho=chosen["rho"], final_weight=weight))
+    lost, weight = 1 - chosen["rho"], chosen["final_weight"]
+
+    def value(lost: float, weight: float) -> float:
+        return judged("damped", rho=_damping(lost), final_weight=weight)
+
+    for powers, factors in (((1 / 8, 1 / 16), (2.0, math.sqrt(2.0))), ((1 / 16, 1 / 32), (math.sqrt(2.0), 1.2))):
+        for power in powers:
+            near = (weight, max(weight / steps**power, 1.0), min(weight * steps**power, math.sqrt(steps)))
+            weight = min(near, key=lambda w: value(lost, w))
+        for factor in factors if lost > 0 else ():
+            lost = min((lost, lost / factor, min(lost * factor, 0.9)), key=lambda x: value(x, weight))
+
+
+def _damping(lost: float) -> float:
+    """ρ from 1 − ρ, in two digits of that."""
+    return 1.0 - float(f"{lost:.2g}")
