@@ -223,7 +223,10 @@ def _by_expectation(
 
 
 def _deviation(entry: Entry) -> float:
-    """The standard deviation that `exact` calls noise, at clip norm 1 and before division by the batch size."""
+    """The standard deviation that `exact` calls noise, at clip norm 1 and before division by the batch size.
+
+    With Poisson batches one participation counts, not all.
+    """
     return entry.mechanism.noise_scale / entry.factorization.sensitivity
 
 
@@ -401,8 +404,3 @@ def _rests_on_spectrum(
     if judge.is_estimate:
         words[-1] += ": whether the spectrum came from public data is yours to know"
     return words
-
-
-def _deviation(entry: Entry) -> float:
-    """Of the noise that an encoder of sensitivity 1 would be given: with Poisson batches one participation counts."""
-    return entry.mechanism.noise_scale / entry.factorization.sensitivity
