@@ -14,7 +14,7 @@ from antiphase.theory.bounds import Constants
 from tests import reference
 from tests.theory.test_bounds import factored, rise_and_fall, variances
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long  # two minutes together; the unit tests have the same in small
 
 # ---- which of two mechanisms is better: fixed before the first run ------------------------------------------
 #

@@ -9,7 +9,7 @@ import antiphase as ap
 from antiphase.theory import quadratic
 from antiphase.theory.quadratic import Quadratic, best_damping, exact, simulate
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long  # two minutes together; the unit tests have the same in small
 
 STEPS = 5000
 PAPER = Quadratic.paper()  # d = 100, L = 10, x_0 = 0
