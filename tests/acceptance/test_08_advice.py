@@ -1,0 +1,261 @@
+"""Issue 8, advice: what it must show. Each test prints what was measured beside what was asked."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import antiphase as ap
+from antiphase import data
+from antiphase.comparison import Setting
+from antiphase.errors import DataError
+from antiphase.factorization.dense import Dense
+from antiphase.theory.advice import advise
+from antiphase.theory.quadratic import Quadratic, exact
+from antiphase.torch.models import model
+from antiphase.torch.spectrum import spectrum
+from antiphase.torch.training import Recipe, train
+from tests.acceptance.test_08_quadratic import EVERY_DIRECTION
+
+pytestmark = pytest.mark.long
+
+PAPER = Quadratic.paper()  # d = 100, L = 10, x_0 = 0
+NOISE = 2.0  # the paper's σ = 20: E‖z_t‖² = 400 in 100 dimensions
+
+# ---- the paper's quadratic ---------------------------------------------------------------------------------
+
+
+def advised(steps, gamma, judge, problem=PAPER):
+    setting = Setting.of(steps, optimizer={"learning_rates": gamma})
+    return advise(setting, spectrum=problem, judge=judge)
+
+
+@pytest.mark.parametrize("gamma", [0.003, 0.007, *(pytest.param(g, marks=pytest.mark.long) for g in (0.0001, 0.001))])
+def test_the_quadratic_on_average(shown, gamma):
+    """Against a design for every eigendirection by itself, which none that we offer can reach: so against all.
+
+    From γ = 0.015 on that bound is 2.6 to 5.5 % below any one design that was found: there the next test compares.
+    """
+    found = advised(5000, gamma, "average")
+    expected = exact(found.best.factorization, PAPER, noise=NOISE).gradient
+    over = expected.average / EVERY_DIRECTION[gamma] - 1
+    bound = EVERY_DIRECTION[gamma] - float(expected.signal.mean())
+    gains = ", ".join(f"{gain.share:.1%} of {gain.over}" for gain in found.gains)
+    shown(
+        f"T = 5000, γ = {gamma}, average squared gradient: {found.best.label}",
+        f"{expected.average:.4f}, {over:.2%} above what no design can beat ({expected.noise.mean() / bound - 1:.2%} "
+        f"of the noise); noise {gains}",
+        "within 2 % of the best of all that we offer",
+    )
+    assert over <= 0.02
+
+
+def offered(steps, gamma):
+    """All that we offer: every name, many τ, and a grid of dampings and final weights."""
+    yield "dp-sgd", {}
+    yield "chess", {}
+    yield "sqrt-toeplitz", {}
+    for name in ("anti-pgd", "tree", "fourier", "dp-mf"):
+        yield name, {}
+    for tau in (2, 5, 10, 20, 50, 100, 200, 500, 1000):
+        if tau < steps:
+            yield "dp-mf+", {"tau": tau}
+    yield "dp-mf+", {"tau": steps}
+    for weight in (1.0, 3.0, 6.0, 10.0, 16.0, 25.0, 40.0, 70.0, 120.0):
+        for lost in (0.0, 0.0003, 0.001, 0.003, 0.01, *(a * gamma * PAPER.smoothness for a in (0.3, 0.5, 0.7))):
+            yield "damped", {"rho": 1 - lost, "final_weight": weight}
+    for weight in (1.0, math.sqrt(steps)):
+        yield "curvature", {"spectrum": PAPER.spectrum, "learning_rate": gamma, "final_weight": weight}
+
+
+@pytest.mark.parametrize(
+    ("steps", "gamma"),
+    [(500, 0.02), *(pytest.param(*case, marks=pytest.mark.long) for case in ((500, 0.1), (1000, 0.005), (1000, 0.03)))],
+)
+@pytest.mark.parametrize("judge", ["last", "average"])
+def test_the_quadratic_against_all_that_we_offer(shown, steps, gamma, judge):
+    def judged(f, rate):
+        found = exact(f, PAPER, learning_rate=rate, noise=NOISE)
+        last, average = found.gap, found.gradient
+        return (last.last, last.noise[-1]) if judge == "last" else (average.average, average.noise.mean())
+
+    values, noises = {}, {}
+    for name, options in offered(steps, gamma):
+        f = ap.design(name, steps=steps, **options)  # for rates of 1, to which γ is a factor
+        label = ", ".join([name, *(f"{k} {v:.6g}" for k, v in options.items() if np.ndim(v) == 0)])
+        values[label], noises[label] = judged(f, gamma)
+    found = advised(steps, gamma, judge)
+    value, noise = judged(found.best.factorization, 1.0)
+    ranked = sorted(values, key=values.get)
+    plain = "; ".join(f"{label} {values[label]:.4g}" for label in values if label.split(",")[0] not in ("damped",))
+    shown(
+        f"T = {steps}, γ = {gamma}, {judge}: {found.best.label}",
+        f"{value:.5g}, {value / values[ranked[0]] - 1:+.2%} of the best of {len(values)} ({ranked[0]}), by the noise "
+        f"alone {noise / min(noises.values()) - 1:+.2%} of the least; {plain}",
+        "within 2 %",
+    )
+    assert value <= 1.02 * values[ranked[0]]
+    assert noise <= 1.02 * min(noises.values())
+
+
+# ---- MNIST, with a spectrum from Fashion-MNIST -------------------------------------------------------------
+
+TRAINING = {"epochs": 1, "batch_size": 29, "learning_rate": 0.5, "clip_norm": 1.0, "delta": 1e-6}
+STEPS = 2069
+GRID = [(rho, weight) for rho in (1.0, 0.9999, 0.999, 0.998) for weight in (1.0, math.sqrt(STEPS))]
+
+
+def loaded(name):
+    try:
+        return data.load(name)
+    except DataError as error:
+        pytest.skip(f"no {name}: {error}")
+
+
+@pytest.fixture(scope="module")
+def estimated():
+    """The spectrum on 2,000 images of Fashion-MNIST, at the weights where training begins, as clipping sees it."""
+    public = loaded("fashion-mnist").train
+    some = np.random.default_rng(0).permutation(len(public))[:2000]
+    inputs, targets = torch.from_numpy(public.inputs[some]), torch.from_numpy(public.targets[some])
+    net = model("logistic", (1, 28, 28), 10)
+    return spectrum(net, torch.nn.CrossEntropyLoss(), inputs, targets, clip_norm=TRAINING["clip_norm"], seed=0)
+
+
+def advised_for_mnist(estimated, epsilon):
+    optimizer = {"learning_rates": TRAINING["learning_rate"]}
+    setting = Setting.of(STEPS, optimizer=optimizer, epsilon=epsilon, delta=1e-6, parameters=7840)
+    return advise(setting, spectrum=estimated, batch_size=TRAINING["batch_size"], initial_gap=math.log(10))
+
+
+def accuracies(rho, weight, epsilon, seeds, **changes):
+    options = {"rho": rho, "final_weight": weight}
+    recipe = Recipe(mechanism="damped", options=options, epsilon=epsilon, **(TRAINING | changes))
+    return [train(recipe, loaded("mnist"), seed=seed, insecure_noise=7).accuracy for seed in seeds]
+
+
+def test_mnist_in_short(shown, estimated):
+    """One training each at ε = 0.1: as advised, and with the damping that the largest curvature suggests."""
+    found = advised_for_mnist(estimated, 0.1)
+    top = 1 - 0.5 * TRAINING["learning_rate"] * estimated.top
+    (good,), (bad,) = accuracies(*found.damping, 0.1, [0]), accuracies(top, 1.0, 0.1, [0])
+    shown(
+        f"MNIST, ε = 0.1, from Fashion-MNIST (curvatures up to {estimated.top:.2f}): {found.best.label}",
+        f"{good:.3f}; ρ = {top:.2f} from the largest curvature alone {bad:.3f}",
+        "a spectrum is a better guide, by 20 points here",
+    )
+    assert found.damping == (1.0, math.sqrt(STEPS))
+    assert good >= bad + 0.2
+
+
+def paired(epsilons, seeds):
+    """Accuracy of every design of the grid: the same batches and the same Z for all, so differences stand out.
+
+    Logistic regression as in `train`, written out: per-example gradients are clipped in closed form, noise is C⁻¹Z.
+    """
+    mnist = loaded("mnist")
+    inputs, targets = mnist.train.inputs.reshape(-1, 784), mnist.train.targets
+    tests = mnist.test.inputs.reshape(-1, 784)
+    batch, rate = TRAINING["batch_size"], TRAINING["learning_rate"]
+    designs = [ap.design("damped", steps=STEPS, rho=rho, final_weight=weight) for rho, weight in GRID]
+    noising = [(f.sensitivity * f.noising()).astype(np.float32) for f in designs]
+    found = {epsilon: np.zeros((len(seeds), len(GRID))) for epsilon in epsilons}
+    for row, seed in enumerate(seeds):
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(len(inputs))
+        Z = rng.standard_normal((STEPS, 7840), dtype=np.float32)
+        noise = np.stack([C @ Z for C in noising], axis=1).reshape(STEPS, len(GRID), 10, 784)
+        for epsilon in epsilons:
+            multiplier = np.float32(ap.calibrate(designs[0], epsilon=epsilon, delta=1e-6).noise_multiplier)
+            W = np.zeros((len(GRID), 10, 784), np.float32)
+            for t in range(STEPS):
+                chosen = order[t * batch : (t + 1) * batch]
+                x = inputs[chosen]
+                p = (W.reshape(-1, 784) @ x.T).reshape(len(GRID), 10, -1)
+                p = np.exp(p - p.max(axis=1, keepdims=True))
+                p /= p.sum(axis=1, keepdims=True)
+                p[:, targets[chosen], np.arange(len(chosen))] -= 1
+                norms = np.linalg.norm(p, axis=1) * np.linalg.norm(x, axis=1)
+                p /= np.maximum(norms, 1.0)[:, None]
+                W -= np.float32(rate / batch) * (
+                    (p.reshape(-1, len(chosen)) @ x).reshape(W.shape) + multiplier * noise[t]
+                )
+            found[epsilon][row] = [np.mean((tests @ w.T).argmax(axis=1) == mnist.test.targets) for w in W]
+    return found
+
+
+@pytest.mark.long
+def test_mnist_against_the_grid(shown, estimated):
+    """ρ and the final weight as advised, against the best of the grid by training."""
+    seeds = range(8)
+    found = paired((0.1, 1.0), seeds)
+    for epsilon, values in found.items():
+        advice = advised_for_mnist(estimated, epsilon)
+        mine = GRID.index(advice.damping)
+        means = values.mean(axis=0)
+        cost = means.max() - means[mine]
+        table = ", ".join(f"({r:g}, {w:.3g}) {m:.4f}" for (r, w), m in zip(GRID, means, strict=True))
+        shown(
+            f"MNIST, ε = {epsilon}, {len(seeds)} paired trainings each; advised {advice.best.label}, (ρ, final weight) "
+            f"= {advice.damping}",
+            f"{100 * cost:.2f} points below the best of the grid: {table}",
+            "less than half a point",
+        )
+        assert cost < 0.005
+        # the loop above is `train`: the same accuracy, for the advised design and another
+        for place in (mine, GRID.index((1.0, 1.0))):
+            ours = accuracies(*GRID[place], epsilon, range(3))
+            error = values[:, place].std(ddof=1) * math.sqrt(1 / 3 + 1 / len(seeds))
+            off = (np.mean(ours) - means[place]) / error
+            shown(f"train() itself, {GRID[place]}", f"{np.mean(ours):.4f}, {off:+.1f} standard errors", "≤ 4")
+            assert abs(off) <= 4
+
+
+@pytest.mark.long
+def test_mnist_at_the_learning_rate_that_is_advised(shown, estimated):
+    """The middle of the advised range does no worse than the given rate, where that lies outside."""
+    advice = advised_for_mnist(estimated, 0.1)
+    given, best = TRAINING["learning_rate"], advice.rates.best
+    there = np.mean(accuracies(*advice.damping, 0.1, range(3), learning_rate=best))
+    here = np.mean(accuracies(*advice.damping, 0.1, range(3)))
+    shown(
+        f"MNIST, ε = 0.1, advised rates {advice.rates.low:.3g} to {advice.rates.high:.3g}",
+        f"{there:.3f} at {best:.3g}, {here:.3f} at {given}",
+        "no worse",
+    )
+    assert advice.rates.high < given
+    assert there >= here
+
+
+# ---- momentum ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"momentum": 0.9},
+        {"momentum": 0.95, "nesterov": True},
+        {"momentum": 0.9, "learning_rates": [0.02 * (1 - t / 256) for t in range(256)]},
+    ],
+    ids=["momentum", "nesterov", "schedule"],
+)
+def test_momentum_matches_the_workload(shown, optimizer):
+    """The advised design is for the optimizer as it is; one for plain SGD would leave more noise."""
+    optimizer = {"learning_rates": 0.02} | optimizer
+    workload = ap.Workload.sgd(256, **optimizer)
+    problem = Quadratic(np.geomspace(0.01, 5.0, 12))
+    setting = Setting.of(256, optimizer=optimizer)
+    found = advise(setting, spectrum=problem)
+    assert all(entry.factorization.workload == workload for entry in found.comparison.entries)
+    assert found.best.mechanism.factorization.workload == workload
+    plain = advise(Setting.of(256), spectrum=Quadratic(0.02 * problem.spectrum)).best.factorization
+    f = found.best.factorization
+    unmatched = Dense("unmatched", workload, f.objective, f.participation, plain.encoder())
+    values = [exact(g, problem, noise=1.0).gap.noise[-1] for g in (f, unmatched)]
+    shown(
+        f"{workload.describe()}: {found.best.label}",
+        f"designed for {f.workload.describe()}; for plain SGD, noise² {values[1] / values[0] - 1:+.0%}",
+        "the optimizer's own workload",
+    )
+    assert values[0] <= 1.001 * values[1]
