@@ -69,12 +69,22 @@ def test_final_weight_and_weights_scale_rows():
 
 
 def test_curvature_is_the_sum_over_the_spectrum():
+    """In closed form for plain SGD, direction by direction for others: a schedule that is hardly one is the same."""
     spectrum, p, rate = [0.0, 0.5, 2.0], [1.0, 2.0, 3.0], 0.3
-    expected = sum(
-        q * h * h * (M.T @ M) for h, q in zip(spectrum, p, strict=True) for M in [Damped(1 - rate * h).root(SGD)]
-    )
-    root = Curvature(spectrum, rate, p).root(SGD)
-    np.testing.assert_allclose(root.T @ root, expected, rtol=1e-12)
+    for final in (1.0, 3.0):
+        roots = [Damped(1 - rate * h, final_weight=final).root(SGD) for h in spectrum]
+        expected = sum(q * h * h * (M.T @ M) for h, q, M in zip(spectrum, p, roots, strict=True))
+        root = Curvature(spectrum, rate, p, final_weight=final).root(SGD)
+        np.testing.assert_allclose(root.T @ root, expected, rtol=1e-12)
+    for decay in (0.0, 0.4):
+        rates = np.full(T, 0.5)
+        plain = Workload.sgd(T, learning_rates=rates, weight_decay=decay)
+        rates[-1] *= 1 + 1e-13
+        other = Workload.sgd(T, learning_rates=rates, weight_decay=decay)
+        assert plain.is_plain
+        assert not other.is_plain
+        one, two = (Curvature(spectrum, rate, p, final_weight=2.0).root(w) for w in (plain, other))
+        np.testing.assert_allclose(one.T @ one, two.T @ two, rtol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from antiphase import _checks as check
 from antiphase._checks import Array
@@ -221,16 +222,38 @@ class Curvature(Objective):
 
     def root(self, workload: Workload) -> Array:
         live = ~workload.idle
-        gram = np.zeros((int(live.sum()),) * 2)
-        for h, p in zip(self.spectrum, self.probabilities, strict=True):
-            if h * p > 0:
-                M = _weigh(self, workload.with_curvature(self.learning_rate * h).dense()[:, live])
-                gram += p * h * h * (M.T @ M)
+        scaled = workload.scaled(self.learning_rate)
+        counts = self.spectrum * self.probabilities > 0
+        h, p = self.spectrum[counts], self.probabilities[counts]
+        if self.weights is None and scaled.is_plain:
+            gram = self._plain_gram(scaled, h, p)
+        else:
+            gram = np.zeros((int(live.sum()),) * 2)
+            for curvature, many in zip(h, p, strict=True):
+                M = _weigh(self, scaled.with_curvature(curvature).dense()[:, live])
+                gram += many * curvature**2 * (M.T @ M)
         if not np.isfinite(gram).all():
             raise ValueError("on this spectrum the optimizer diverges: lower learning_rate")
         root = np.zeros((len(gram), workload.steps))
-        root[:, live] = np.linalg.cholesky(gram, upper=True)
+        root[:, live] = np.linalg.cholesky(gram, upper=True) / self.learning_rate
         return root
+
+    def _plain_gram(self, workload: Workload, h: Array, p: Array) -> Array:
+        r"""``W`` in O(T²), for SGD at one rate η.
+
+        ``M_h`` is ``η·Toeplitz(ρ^k)`` with ``ρ = 1 − η(h + λ)``, so ``(MᵀM)_ij = η²(ρ^{|i−j|} − ρ^{2T−i−j})/(1 − ρ²)``.
+        """
+        T, rate = workload.steps, workload.largest_rate
+        rho = 1.0 - rate * (h + workload.weight_decay)
+        if (np.abs(rho) >= 1).any():
+            raise ValueError("on this spectrum the optimizer diverges: lower learning_rate")
+        share = p * (rate * h) ** 2
+        powers = rho ** np.arange(2 * T + 1)[:, None]
+        sums = powers @ (share / (1.0 - rho**2))
+        final = powers @ (share * (self.final_weight**2 - 1.0))
+        near = np.concatenate([sums[T - 1 : 0 : -1], sums[:T]])  # by j − i
+        far = sums[2 * T : 1 : -1] - final[2 * T - 2 :: -1]  # by i + j
+        return np.asarray(sliding_window_view(near, T)[::-1] - sliding_window_view(far, T))
 
     def describe(self) -> str:
         return f"squared gradient over {len(self.spectrum)} curvatures up to {self.spectrum.max():g}" + _words(self)

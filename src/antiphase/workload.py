@@ -97,6 +97,14 @@ class Workload(Value):
         itself."""
         return replace(self, tail_start=start)
 
+    def scaled(self, factor: float) -> Workload:
+        """The same optimizer at ``factor`` times its learning rates."""
+        factor = check.positive_number("factor", factor)
+        if self.matrix is not None:
+            return replace(self, matrix=factor * self.matrix)
+        assert self.learning_rates is not None
+        return replace(self, learning_rates=factor * self.learning_rates)
+
     def with_curvature(self, curvature: float) -> Workload:
         r"""The same optimizer on a loss of curvature ``h``: the gradient noise ``g`` arrives as ``g + h·x``.
 
@@ -196,6 +204,13 @@ class Workload(Value):
     @property
     def averages(self) -> bool:
         return self.ema is not None or self.tail_start is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """SGD at one learning rate above 0, with weight decay at most."""
+        if self.learning_rates is None or self.momentum or self.delay or self.curvature or self.averages:
+            return False
+        return bool(self.learning_rates[0] > 0 and (self.learning_rates == self.learning_rates[0]).all())
 
     @cached_property
     def idle(self) -> np.ndarray[Any, np.dtype[np.bool_]]:

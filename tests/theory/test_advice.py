@@ -9,7 +9,7 @@ import antiphase as ap
 from antiphase import accounting
 from antiphase.comparison import Setting
 from antiphase.theory.advice import advise
-from antiphase.theory.quadratic import Quadratic, exact
+from antiphase.theory.quadratic import Quadratic, ends_further_off, exact
 from antiphase.theory.spectrum import Spectrum
 
 
@@ -189,3 +189,20 @@ def test_a_spectrum_that_cannot_be_is_named():
 def test_a_single_step_has_nothing_to_cancel():
     found = advise(Setting.of(1, optimizer={"learning_rates": 0.5}), spectrum=[1.0])
     assert found.best.label == "DP-SGD"
+
+
+@pytest.mark.parametrize(
+    ("rates", "momentum", "curvature", "diverges"),
+    [
+        (2.01, 0.0, 1.0, True),
+        (1.99, 0.0, 1.0, False),
+        (9.0, 0.0, 1.0, True),
+        (3.5, 0.9, 1.0, False),
+        (4.0, 0.9, 1.0, True),
+    ],
+)
+def test_a_rate_at_which_training_ends_further_off_is_refused(rates, momentum, curvature, diverges):
+    """Also where nothing overflows, since there are few steps. The limits are 2/h, and with momentum 2(1 + μ)/h."""
+    workload = ap.Workload.sgd(200, learning_rates=rates, momentum=momentum)
+    assert ends_further_off(workload, curvature) == diverges
+    assert ends_further_off(ap.Workload.sgd(200, momentum=momentum), curvature, rates) == diverges

@@ -29,12 +29,11 @@ from antiphase._checks import Array
 from antiphase.factorization.base import Factorization
 from antiphase.factorization.dense import Dense
 from antiphase.factorization.fixed import Identity, chess_coefficients
-from antiphase.factorization.streamed import Streamed, Stretch, _variances
+from antiphase.factorization.streamed import Stretch, _variances
 from antiphase.factorization.toeplitz import Toeplitz
-from antiphase.factorization.tree import Tree, full_estimator_stream
 from antiphase.objective import Average, Objective, Restarts
+from antiphase.theory.following import stretches
 
-FEW_BANDS = 16  # diagonals of an encoder up to which it is followed as a stream
 ROUNDING = 1 + 1e-12  # a limit that is met but for rounding is met
 GRADIENT = "mean over t = 0 … T of E‖∇f(x_t)‖²"
 VALUE = "mean over t = 0 … T of E f(x_t) − f*"
@@ -434,7 +433,7 @@ class _Rows:
     """Rows and columns of ``sens(C)·B``, without the matrix where the encoder is a stream of few buffers."""
 
     def __init__(self, f: Factorization) -> None:
-        self._f, self._stretches = f, _stretches(f)
+        self._f, self._stretches = f, stretches(f)
 
     def squares(self, objective: Objective) -> Array:
         """The squared norm of each row of ``ΛB``, times ``sens(C)²``."""
@@ -486,23 +485,6 @@ def _solve_transposed(stretch: Stretch, right: Array) -> Array:
         before[:, :-1] += p[:, 1:]
         p = before
     return s
-
-
-def _stretches(f: Factorization) -> list[Stretch] | None:
-    """The encoder as stretches of a stream; None if it would take many buffers."""
-    if isinstance(f, Tree):
-        if f.estimator != "full":
-            return None
-        f = full_estimator_stream(f)
-    if isinstance(f, Streamed):
-        return [f.distinct[i] for i in f.sequence]
-    if f.bands > FEW_BANDS:
-        return None
-    rows, q = f.band_rows(0, f.steps), max(f.bands - 1, 1)  # the buffers are the last rows of noise themselves
-    r, g = np.zeros((f.steps, 1, q)), np.zeros((f.steps, 1, q))
-    r[:, 0, : rows.shape[1] - 1] = rows[:, 1:]
-    g[:, 0, 0] = 1.0
-    return [Stretch(f.steps, np.arange(f.steps), rows[:, 0], r, g, np.zeros_like(r))]
 
 
 # ---- conditions --------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from antiphase.comparison import REFUSALS, Candidate, Setting
 from antiphase.design import design
 from antiphase.factorization.base import Factorization
 from antiphase.participation import Epochs, Once
-from antiphase.theory.quadratic import Expectation, Quadratic, Split, exact
+from antiphase.theory.quadratic import Expectation, Quadratic, Split, ends_further_off, exact
 from antiphase.theory.spectrum import Spectrum
 
 DOUBT = (1.0, 1 / 8, 1 / 64)  # shares of an estimated curvature
@@ -81,16 +81,13 @@ class Judge:
         for share in self.shares:
             h = self.problem
             seen = Quadratic(share * h.spectrum, h.optimum, h.start, h.spread, h.multiplicity)
-            try:
-                found: Expectation = exact(f, seen, learning_rate=rate, noise=noise)
-            except ValueError as error:
-                if "diverges" not in str(error):
-                    raise
+            if ends_further_off(f.workload, seen.smoothness, rate):
                 raise ValueError(
                     f"learning rate {rate * f.workload.largest_rate:g} × largest curvature {h.smoothness:g} = "
                     f"{rate * f.workload.largest_rate * h.smoothness:g}: on this spectrum training diverges. Lower "
                     "the rate; or, as gradients are clipped, estimate the spectrum with clip_norm"
-                ) from error
+                )
+            found: Expectation = exact(f, seen, learning_rate=rate, noise=noise)
             # The run is damped by a share of the curvature; what an error costs is the loss itself.
             last = part(found.gap)[-1] / share
             out.append(last if self.what == "last" else part(found.gradient).mean() / share**2)

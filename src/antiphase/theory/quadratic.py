@@ -24,15 +24,14 @@ from antiphase import _checks as check
 from antiphase._checks import Array
 from antiphase.design import design
 from antiphase.factorization.base import Factorization
-from antiphase.factorization.streamed import Streamed, Stretch
-from antiphase.factorization.tree import Tree, full_estimator_stream
+from antiphase.factorization.streamed import Stretch
 from antiphase.mechanism import Mechanism
 from antiphase.noise import Key
 from antiphase.participation import Participation
+from antiphase.theory.following import stretches
 from antiphase.values import Value
 from antiphase.workload import Workload
 
-MOST_BANDS = 64  # diagonals of an encoder up to which it is followed as a stream
 COARSE = 1.5  # between the dampings first tried, in log(1 − ρ)
 SIMULATED = "0" * 32  # the run of a simulation: nothing private is released, so the same seed is the same noise
 
@@ -173,11 +172,15 @@ def _noise_of(plan: Factorization | Mechanism, noise: float | None) -> tuple[Fac
 def _scaled(workload: Workload, learning_rate: float) -> Workload:
     if workload.curvature:
         raise ValueError(f"the workload has a curvature of its own, {workload.curvature:g}; say it in the spectrum")
-    rate = check.positive_number("learning_rate", learning_rate)
-    if workload.matrix is not None:
-        return replace(workload, matrix=rate * workload.matrix)
-    assert workload.learning_rates is not None
-    return replace(workload, learning_rates=rate * workload.learning_rates)
+    return workload.scaled(check.positive_number("learning_rate", learning_rate))
+
+
+def ends_further_off(workload: Workload, curvature: float, learning_rate: float = 1.0) -> bool:
+    """Whether training without noise, along a direction of this curvature, ends further from the optimum than it
+    began."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = _scaled(workload, learning_rate).with_curvature(curvature).apply(np.ones(workload.steps))[-1]
+    return not abs(1.0 - curvature * moved) <= 1.0 + 1e-12
 
 
 def _seen(problem: Quadratic) -> tuple[Array, Array]:
@@ -211,10 +214,10 @@ def _signal(workload: Workload, problem: Quadratic) -> Array:
 
 def _variances(factorization: Factorization, workload: Workload, spectrum: Array) -> Array:
     """``‖row_t(A_h C⁻¹)‖²``: a row for each step, a column for each curvature."""
-    stretches = None if workload.bands is None else _stretches(factorization)
-    if stretches is None:
+    followed = None if workload.bands is None else stretches(factorization)
+    if followed is None:
         return dense_variances(factorization, workload, spectrum)
-    return streamed_variances(stretches, workload, spectrum)
+    return streamed_variances(followed, workload, spectrum)
 
 
 def dense_variances(factorization: Factorization, workload: Workload, spectrum: Array) -> Array:
@@ -227,37 +230,18 @@ def dense_variances(factorization: Factorization, workload: Workload, spectrum: 
     return out
 
 
-def _stretches(factorization: Factorization) -> list[Stretch] | None:
-    """The encoder as stretches of a stream; None if it would take many buffers."""
-    if isinstance(factorization, Tree):
-        if factorization.estimator != "full":
-            return None
-        factorization = full_estimator_stream(factorization)
-    if isinstance(factorization, Streamed):
-        return [factorization.distinct[i] for i in factorization.sequence]
-    if factorization.bands > MOST_BANDS:
-        return None
-    # Few diagonals: the buffers are the last rows of noise themselves.
-    T, width = factorization.steps, max(factorization.bands - 1, 1)
-    rows = factorization.band_rows(0, T)
-    r, g = np.zeros((T, 1, width)), np.zeros((T, 1, width))
-    r[:, 0, : rows.shape[1] - 1] = rows[:, 1:]
-    g[:, 0, 0] = 1.0
-    return [Stretch(T, np.arange(T), rows[:, 0], r, g, np.zeros_like(r))]
-
-
-def streamed_variances(stretches: Sequence[Stretch], workload: Workload, spectrum: Array) -> Array:
+def streamed_variances(followed: Sequence[Stretch], workload: Workload, spectrum: Array) -> Array:
     r"""The same by a recurrence over the buffers ``S``: O(T·buffers·(buffers + curvatures)).
 
     ``P_h u = N y`` is driven by the noise ``y_t = (z_t − r_tᵀS_t)/δ_t``. Carried along are the covariances of ``w =
     (S, earlier y)`` with itself, which know nothing of curvature, and with the earlier ``u`` of every curvature.
     """
     own, kept, N = _recurrences(workload, spectrum)
-    m, q = (max(s.r.shape[axis] for s in stretches) for axis in (1, 2))
+    m, q = (max(s.r.shape[axis] for s in followed) for axis in (1, 2))
     T, row = workload.steps, 0
     read, gain, move = np.zeros((3, T, m, q))
     variance, rests, fresh = np.ones(T), np.ones(T, np.bool_), np.zeros(T, np.bool_)
-    for stretch in stretches:
+    for stretch in followed:
         live = row + stretch.live
         here = live[:, None, None], np.arange(stretch.r.shape[1])[:, None], np.arange(stretch.r.shape[2])
         read[here] = -stretch.r / stretch.delta[:, None, None]
@@ -265,8 +249,8 @@ def streamed_variances(stretches: Sequence[Stretch], workload: Workload, spectru
         move[here] = np.concatenate([stretch.move[1:], np.zeros_like(stretch.move[:1])])
         variance[live], rests[live], fresh[row] = stretch.delta**-2, False, True
         row += stretch.size
-    followed: Array = _compiled()(read, variance, gain, move, rests, fresh, own, kept, N)
-    return followed
+    out: Array = _compiled()(read, variance, gain, move, rests, fresh, own, kept, N)
+    return out
 
 
 def _recurrences(workload: Workload, spectrum: Array) -> tuple[Array, Array, Array]:
