@@ -44,8 +44,8 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --site-dir site
 
-reproduce: $(READY)  ## the paper's experiments, as far as they exist
-	$(BIN)/python -m antiphase.studies.matrices --output results
+reproduce: $(READY)  ## the paper's experiments; what was stopped goes on
+	$(BIN)/antiphase reproduce all --output results
 
 clean:
 	rm -rf $(VENV) site demo results build .pytest_cache .mypy_cache .ruff_cache

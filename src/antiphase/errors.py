@@ -42,3 +42,7 @@ class ReplayError(AntiphaseError, RuntimeError):
 
 class BypassError(AntiphaseError, RuntimeError):
     """Gradients without noise were about to reach the model."""
+
+
+class StudyError(AntiphaseError, RuntimeError):
+    """Cells of a study failed, or there are no results to draw. What was finished is kept."""

@@ -1,5 +1,5 @@
 """The command line: ``antiphase design``, ``compare``, ``calibrate``, ``statement``, ``verify``, ``advise``, ``train``,
-``data``, ``demo``.
+``data``, ``demo``, ``reproduce``.
 
 Exit codes: 0 done, 1 refused or failed, 2 not understood. Results go to standard output, everything else to standard
 error. What takes long is imported when a command needs it.
@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from antiphase.cli import comparing, designing, promising, training
+from antiphase.cli import comparing, designing, promising, reproducing, training
 from antiphase.cli.console import failures
 
 INTERRUPTED = 130  # what Typer makes of Ctrl-C
@@ -51,6 +51,7 @@ app.command()(promising.verify)
 app.command()(training.train)
 app.command()(training.data)
 app.command()(training.demo)
+app.command()(reproducing.reproduce)
 
 
 def main() -> None:
