@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from benchmarks import step as benchmark
 
-from antiphase.torch.ledger import RECORD
+from antiphase.ledger import RECORD
 from tests.faults import test_kills as kills
 from tests.torch import test_update as update
 
@@ -23,7 +23,7 @@ HAZARDS = {
     "torch/test_engine.py::test_bfloat16_models_get_their_own_type_last",
     "7 past the horizon": "torch/test_engine.py::test_past_the_plan_nothing_moves "
     "torch/test_checkpoint.py::test_a_run_goes_on_bit_for_bit",
-    "8 too often or too soon": "torch/test_ledger.py::test_10000_schedules_against_an_oracle",
+    "8 too often or too soon": "test_ledger.py::test_10000_schedules_against_an_oracle",
     "9 Poisson ε on other batches": "torch/test_engine.py::test_what_is_not_covered_is_refused",
     "10 one NaN example": "torch/test_engine.py::test_examples_that_are_not_finite_contribute_nothing "
     "torch/test_engine.py::test_norms_do_not_overflow",

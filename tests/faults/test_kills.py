@@ -1,32 +1,33 @@
 """kill -9 at any moment: the run that goes on ends as if nothing had happened."""
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 import antiphase as ap
-from antiphase.torch.ledger import RECORD
+from antiphase.ledger import RECORD
+from tests.warm import Script
 
 WORKER = Path(__file__).with_name("digits_worker.py")
 
 
 def start(folder, often=3):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    return subprocess.Popen(
-        [sys.executable, str(WORKER), str(folder), str(often)], stdout=subprocess.PIPE, text=True, env=environment
-    )
+    return Script(WORKER, folder, often)
+
+
+def wait_until_ready(process):
+    while not process.out and process.poll() is None:
+        time.sleep(0.002)
+    assert process.out == "ready\n"
 
 
 def finish(folder):
     process = start(folder)
-    assert process.stdout.readline() == "ready\n"
+    wait_until_ready(process)
     began = time.perf_counter()
     assert process.wait(timeout=300) == 0
     return time.perf_counter() - began
@@ -45,7 +46,7 @@ def kill_and_resume(tmp_path, kills, seed):
     while done < kills:
         process = start(killed)
         if rng.random() < 0.8:
-            process.stdout.readline()  # while it trains; else while it starts
+            wait_until_ready(process)  # while it trains; else while it starts
         time.sleep(rng.random() * took * 0.9)
         if process.poll() is None:
             process.kill()

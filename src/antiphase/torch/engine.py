@@ -16,13 +16,13 @@ from torch import nn
 
 from antiphase.design import design
 from antiphase.factorization.base import Factorization
+from antiphase.ledger import ParticipationLedger
 from antiphase.mechanism import Mechanism, calibrate, load
 from antiphase.noise.key import Key
 from antiphase.participation import Participation
 from antiphase.statement import PrivacyStatement
 from antiphase.torch import checkpoint
 from antiphase.torch.distributed import Group, plain
-from antiphase.torch.ledger import ParticipationLedger
 from antiphase.torch.optimizer import GhostLoss, PrivateGhostOptimizer, PrivateOptimizer, PrivatePerLayerOptimizer
 from antiphase.torch.plan import Plan, derive
 from antiphase.torch.probe import refuse_mixing

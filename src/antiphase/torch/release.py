@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from antiphase.errors import HorizonError, KeyFileError, ParticipationError
+from antiphase.ledger import ParticipationLedger, WriteAheadLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.noise.stream import NoiseStream
 from antiphase.torch import distributed
-from antiphase.torch.ledger import ParticipationLedger, WriteAheadLedger
 from antiphase.torch.sampling import Recorded
 
 Tensor = torch.Tensor

@@ -126,13 +126,20 @@ class WriteAheadLedger:
 
     def record(self, step: int, arrays: Sequence[Any]) -> None:
         """Write down what goes out under row ``step``; raise `ReplayError` if something else did before."""
+        self.enter(step, self.mark(step, arrays))
+
+    def mark(self, step: int, arrays: Sequence[Any]) -> bytes:
+        """What is written down of these sums; tells nothing of them to those who do not have the key."""
         mark = hmac.new(self._secret, step.to_bytes(8, "little"), "sha256")
         for array in arrays:
             mark.update(array)
-        digest = mark.digest()[:RECORD]
+        return mark.digest()[:RECORD]
+
+    def enter(self, step: int, mark: bytes) -> None:
+        """`record`, for sums of which only the mark is at hand."""
         if step < len(self._records):
             # PRIVACY: g + z and g′ + z together give away g − g′.   [G15]
-            if not hmac.compare_digest(self._records[step], digest):
+            if not hmac.compare_digest(self._records[step], mark):
                 raise ReplayError(
                     f"step {step} was released before with another sum of gradients: the data, the order or a "
                     "hyper-parameter changed, or the arithmetic is not deterministic. Nothing was released. Go on from "
@@ -143,9 +150,9 @@ class WriteAheadLedger:
             return
         if step > len(self._records):
             raise ReplayError(f"step {step} is to be released, but the ledger has only {len(self._records)} steps")
-        self._records.append(digest)
+        self._records.append(mark)
         if self._file is not None:
-            self._file.write(digest)
+            self._file.write(mark)
 
     def sync(self) -> None:
         if self._file is not None:

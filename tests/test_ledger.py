@@ -7,7 +7,7 @@ import pytest
 
 import antiphase as ap
 from antiphase.errors import ParticipationError, ReplayError
-from antiphase.torch.ledger import RECORD, ParticipationLedger, WriteAheadLedger
+from antiphase.ledger import RECORD, ParticipationLedger, WriteAheadLedger
 
 
 def allowed(participation, history):
