@@ -1,18 +1,16 @@
 """The examples run, and say what they should; so do the snippets on the page for users of Opacus."""
 
 import gzip
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from antiphase import Key
+from tests.warm import Script
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -20,13 +18,9 @@ ROOT = Path(__file__).parents[1]
 
 def run(name, *arguments, killed=False):
     """What the example prints."""
-    command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, encoding="utf-8", env=environment, timeout=300, check=False
-    )
-    assert done.returncode == (-signal.SIGKILL if killed else 0), done.stderr
-    return done.stdout
+    script = Script(ROOT / "examples" / name, *arguments)
+    assert script.wait(300) == (-signal.SIGKILL if killed else 0), script.err
+    return script.out
 
 
 def number(pattern, text):

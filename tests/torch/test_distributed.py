@@ -18,6 +18,7 @@ from torch import nn
 import antiphase as ap
 from antiphase.noise.stream import NoiseStream
 from antiphase.torch.distributed import Group, ShardedNoise, rows_of
+from tests.warm import Script
 
 ROOT = Path(__file__).parents[2]
 RUN = "ab" * 16
@@ -29,16 +30,11 @@ class Processes:
 
     def __init__(self, folder, world, jobs, name):
         self.folder, self.world, self.name, self.jobs = folder, world, name, len(jobs)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "ANTIPHASE_CACHE": "off"}
         worker = Path(__file__).parent / "workers" / "several.py"
-        self.logs = [open(folder / f"{name}.{rank}.log", "w+") for rank in range(world)]  # noqa: SIM115
         self.all = [
-            subprocess.Popen(
-                [sys.executable, worker, folder, str(rank), str(world), json.dumps(jobs), name],
-                stdout=log, stderr=subprocess.STDOUT, env=environment,
-            )
-            for rank, log in enumerate(self.logs)
-        ]  # fmt: skip
+            Script(worker, folder, rank, world, json.dumps(jobs), name, env={"ANTIPHASE_CACHE": "off"}, together=True)
+            for rank in range(world)
+        ]
         self.until = time.monotonic() + SECONDS
 
     def wait(self):
@@ -48,13 +44,8 @@ class Processes:
         finally:
             for process in self.all:
                 process.kill()  # does nothing to one that has ended
-                process.wait()
-            printed = []
-            for log in self.logs:
-                log.seek(0)
-                printed.append(log.read())
-                log.close()
-        return codes, printed
+                process.wait(30)
+        return codes, [process.out for process in self.all]
 
     def results(self):
         """What each job returned on each rank."""
