@@ -115,7 +115,7 @@ def x_ticks(chart: Lines, axis: Axis, most: int = 7) -> list[float]:
 
 def marked(series: Series) -> bool:
     """Whether its points are few enough to be marked, each with its own error bar."""
-    return len(series.x) <= 24
+    return series.points and len(series.x) <= 24
 
 
 def _extent(series: Series) -> list[Array]:

@@ -25,7 +25,8 @@ ALONE = "non-private"  # the name of what is trained without noise
 class Series:
     """One curve. ``name`` is the mechanism's, and gives the colour; ``error`` is half the length of the error bars.
 
-    Points that are not finite are gaps in the curve.
+    Points that are not finite are gaps in the curve. Without ``line`` there are only marks with their error bars, or,
+    without ``points`` too, the band of the errors: these belong to another curve, and have no label of their own.
     """
 
     name: str
@@ -34,6 +35,8 @@ class Series:
     y: Array
     error: Array | None = None
     dashed: bool = False
+    line: bool = True
+    points: bool = True
 
     def __post_init__(self) -> None:
         for field in ("x", "y", "error"):
@@ -48,6 +51,15 @@ class Series:
             raise ValueError(f"x of {self.label!r} goes back: sort the points of a curve by x")
 
 
+@dataclass(frozen=True)
+class Region:
+    """A stretch of the x axis of which a word is to be said."""
+
+    low: float
+    high: float
+    label: str
+
+
 @dataclass(frozen=True, eq=False)
 class Lines:
     """Curves over one pair of axes. ``alt`` is what a screen reader says; empty, it is made from the values."""
@@ -60,9 +72,11 @@ class Lines:
     log_y: bool = False
     alt: str = ""
     note: str = ""
+    regions: Sequence[Region] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "series", tuple(self.series))
+        object.__setattr__(self, "regions", tuple(self.regions))
         object.__setattr__(self, "alt", self.alt or _lines_in_words(self))
 
 
@@ -261,6 +275,7 @@ def _lines_in_words(chart: Lines) -> str:
             low, high = f"{y.min():.3g}", f"{y.max():.3g}"
             extent = f"stays at {low}" if low == high else f"between {low} and {high}, at {x[-1]:g} it is {y[-1]:.3g}"
             words.append(f"{s.label}: {extent}.")
+    words += [f"From {r.low:g} to {r.high:g}: {r.label}." for r in chart.regions]
     return " ".join(words)
 
 

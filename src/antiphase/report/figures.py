@@ -7,6 +7,7 @@ that a figure printed at half its size can be read.
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from antiphase.report.svg import thinned
 __all__ = ["COLOURS", "draw"]
 
 SMALLEST = 13.0  # points
+LINE = 11  # letters to an inch of a note, at most
 MOST_POINTS = 4000  # of a curve: more than the dots of a line of print
 STYLE: Any = {
     "font.size": SMALLEST,
@@ -65,6 +67,13 @@ def draw(path: str | os.PathLike[str], chart: Chart) -> tuple[Path, Path]:
 def _lines(chart: Lines) -> Any:
     figure, axes = plt.subplots(figsize=(9, 5.4), layout="constrained")
     x_axis, y_axis = axes_of(chart)
+    for region in chart.regions:
+        axes.axvspan(region.low, region.high, color=LIGHT_PAGE["rule"], alpha=0.45, linewidth=0)
+        middle = float(x_axis.place([region.low, region.high]).mean())
+        axes.text(
+            middle, 0.98, region.label, transform=axes.transAxes, ha="center", va="top", fontsize=SMALLEST,
+            color=LIGHT_PAGE["muted"],
+        )  # fmt: skip
     for series in chart.series:
         _curve(axes, series, x_axis)
     axes.set(xscale="log" if x_axis.log else "linear", yscale="log" if y_axis.log else "linear")
@@ -80,27 +89,31 @@ def _lines(chart: Lines) -> Any:
     # The unit stands above the axis, where it is read without turning the head.
     axes.set_title(chart.y_label, loc="left", fontsize=SMALLEST, color=LIGHT_PAGE["muted"])
     _heading(figure, chart.title)
+    _small_print(figure, chart.note)
     return figure
 
 
 def _curve(axes: Any, series: Series, x_axis: Axis) -> None:
     colour = COLOURS.get(series.name, OTHER)
-    style = {"color": colour, "linewidth": 2.2, "linestyle": (0, (5, 3)) if series.dashed else "-"}
+    style: dict[str, Any] = {"color": colour, "linewidth": 2.2, "linestyle": (0, (5, 3)) if series.dashed else "-"}
     if not marked(series):
         keep = thinned(np.nan_to_num(x_axis.place(series.x)), series.y, MOST_POINTS)
         x, y = series.x[keep], series.y[keep]
-        axes.plot(x, y, **style)
+        if series.line:
+            axes.plot(x, y, **style)
         if series.error is not None:
             error = series.error[keep]
             axes.fill_between(x, y - error, y + error, color=colour, alpha=0.18, lw=0)
         return
-    marker = "" if series.dashed else "o"
+    if not series.line:
+        style |= {"linestyle": "", "markerfacecolor": LIGHT_PAGE["ground"], "markeredgewidth": 1.6, "zorder": 3}
+    marker = "" if series.dashed and series.line else "o"
     axes.errorbar(series.x, series.y, series.error, marker=marker, markersize=6, capsize=4, elinewidth=1.4, **style)
 
 
 def _label_ends(axes: Any, series: Iterable[Series], y_axis: Axis) -> None:
     """Each curve's label beside its end, moved apart where they would overlap, with a thin line to where it belongs."""
-    ends = [(float(y_axis.place(s.y[np.isfinite(s.y)][-1])), s) for s in series if np.isfinite(s.y).any()]
+    ends = [(float(y_axis.place(s.y[np.isfinite(s.y)][-1])), s) for s in series if s.line and np.isfinite(s.y).any()]
     ends = [(height, s) for height, s in ends if np.isfinite(height)]
     for (height, s), spot in zip(ends, spread([height for height, _ in ends], 0.065), strict=True):
         colour = COLOURS.get(s.name, OTHER)
@@ -129,6 +142,7 @@ def _maps(chart: HeatMaps) -> Any:
         bar.outline.set_visible(False)
     all_axes[0][0].set_ylabel(chart.y_label)
     _heading(figure, chart.title)
+    _small_print(figure, chart.note)
     return figure
 
 
@@ -146,3 +160,9 @@ def _root_norm(limit: float) -> FuncNorm:
 
 def _heading(figure: Any, title: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
+
+
+def _small_print(figure: Any, note: str) -> None:
+    if note:
+        text = textwrap.fill(note, int(LINE * figure.get_figwidth()))
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=SMALLEST, color=LIGHT_PAGE["muted"])

@@ -18,7 +18,7 @@ import numpy as np
 from antiphase._checks import Array
 from antiphase.participation import Indices
 from antiphase.report.axes import Axis, axes_of, marked, spread, tick_label, x_ticks
-from antiphase.report.charts import HeatMaps, Lines, Series, matrix_in_words
+from antiphase.report.charts import HeatMaps, Lines, Region, Series, matrix_in_words
 from antiphase.report.palette import COLOURS, NEGATIVE, POSITIVE
 
 MOST_POINTS = 600  # of a curve, drawn or hovered over
@@ -58,7 +58,7 @@ def lines(chart: Lines, frame: Frame) -> dict[str, Any]:
     right = min(right, 0.4 * frame.width)
     top, bottom = frame.font * 0.8, frame.font * 3.4
     plot = (left, top, frame.width - left - right, frame.height - top - bottom)
-    ends = [_last_height(s, y_axis) for s in chart.series]
+    ends = [_last_height(s, y_axis) if s.line else None for s in chart.series]
     shown = [end for end in ends if end is not None]
     places = iter(spread(shown, 1.45 * frame.font / plot[3]))
     return {
@@ -66,6 +66,7 @@ def lines(chart: Lines, frame: Frame) -> dict[str, Any]:
         "plot": [round(v, 1) for v in plot],
         "x_ticks": [(_x(plot, x_axis.place(t)), tick_label(t)) for t in xs],
         "y_ticks": [(_y(plot, y_axis.place(t)), tick_label(t)) for t in ys],
+        "regions": [_region(r, plot, x_axis) for r in chart.regions],
         "curves": [
             {"index": i}
             | _curve(s, plot, x_axis, y_axis)
@@ -137,7 +138,7 @@ def _curve(s: Series, plot: tuple[float, ...], x_axis: Axis, y_axis: Axis) -> di
         "label": s.label,
         "colour": colour_class(s.name),
         "dashed": s.dashed,
-        "path": _path(x, y),
+        "path": _path(x, y) if s.line else "",
         "band": "",
         "bars": [],
         "points": [],
@@ -152,9 +153,14 @@ def _curve(s: Series, plot: tuple[float, ...], x_axis: Axis, y_axis: Axis) -> di
             fine = np.isfinite(x) & np.isfinite(low) & np.isfinite(high)
             around = np.r_[x[fine], x[fine][::-1]], np.r_[high[fine], low[fine][::-1]]
             view["band"] = _path(*around) + "Z" if fine.any() else ""
-    if marked(s) and not s.dashed:
+    if marked(s) and not (s.dashed and s.line):
         view["points"] = [(round(a, 1), round(b, 1)) for a, b in zip(x, y, strict=True) if _all(a, b)]
     return view
+
+
+def _region(region: Region, plot: tuple[float, ...], x_axis: Axis) -> dict[str, Any]:
+    low, high = _x(plot, np.clip(x_axis.place([region.low, region.high]), 0, 1))
+    return {"x": float(low), "width": round(float(high - low), 2), "label": region.label.split("\n")}
 
 
 def _label(plot: tuple[float, ...], end: float | None, place: float | None) -> dict[str, Any]:

@@ -115,18 +115,20 @@ def run(
     open_cells = [cell for cell in cells if book.line(cell) is None]
     total, reused = len(cells), len(cells) - len(open_cells)
 
-    def report(done: int, what: str) -> None:
-        if progress is not None:
-            progress(reused + done, total, what)
+    same = _shared(cells)
 
-    report(0, "")
+    def report(done: int, cell: Cell) -> None:
+        if progress is not None:
+            progress(reused + done, total, _in_words(cell, same))
+
+    report(0, {})
     failed = _work_off(study, open_cells, min(jobs, len(open_cells)), book, report) if open_cells else []
     if failed:
         errors = folder / f"{study.NAME}.errors"
         files.write_bytes(errors, "\n".join(f"{cell}\n{trace}" for cell, trace in failed).encode())
         cell, trace = failed[0]
         raise StudyError(
-            f"{study.NAME}: {len(failed)} of {total} cells failed, the first ({_in_words(cell)}) with "
+            f"{study.NAME}: {len(failed)} of {total} cells failed, the first ({_in_words(cell, same)}) with "
             f"{trace.strip().splitlines()[-1]}; all are in {errors}. The others are kept, and the same command goes on"
         )
     record = _record(study, [cast(Cell, book.line(cell)) for cell in cells], full)
@@ -160,14 +162,14 @@ def _record(study: Study, lines: list[Cell], full: bool) -> dict[str, Any]:
         "versions": {name: ", ".join(sorted(several)) for name, several in versions.items()},
         "machine": {"cores": _cores(), "processor": platform.machine()},
         "seconds": {"compute": round(sum(line["seconds"] for line in lines), 2)},
-        "settings": {k: v for k, v in cells[0].items() if all(k in cell and cell[k] == v for cell in cells)},
+        "settings": _shared(cells),
         "summary": study.summary([(line["cell"], line["result"]) for line in lines], full),
         "cells": [{"settings": line["cell"], "result": line["result"], "seconds": line["seconds"]} for line in lines],
     }
 
 
 def _work_off(
-    study: Study, cells: list[Cell], jobs: int, book: _Book, report: Callable[[int, str], None]
+    study: Study, cells: list[Cell], jobs: int, book: _Book, report: Callable[[int, Cell], None]
 ) -> list[tuple[Cell, str]]:
     """Do the cells, write each down as it is finished, and return those that failed with their tracebacks."""
     failed = []
@@ -182,7 +184,7 @@ def _work_off(
                     book.add(cell, future.result())
                 else:
                     failed.append((cell, "".join(traceback.format_exception(error))))
-                report(done, _in_words(cell))
+                report(done, cell)
         except BaseException:  # Ctrl-C, mostly: nobody waits for a cell of minutes to end
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
@@ -330,8 +332,14 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _in_words(cell: Cell) -> str:
-    return ", ".join(f"{name} {value}" for name, value in cell.items() if isinstance(value, str | int | float))
+def _shared(cells: list[Cell]) -> Cell:
+    """The settings that are the same in all of them."""
+    return {k: v for k, v in cells[0].items() if all(k in cell and cell[k] == v for cell in cells)}
+
+
+def _in_words(cell: Cell, same: Cell) -> str:
+    """What sets a cell apart."""
+    return ", ".join(f"{name} {value}" for name, value in cell.items() if name not in same and value is not False)
 
 
 def _cores() -> int:
