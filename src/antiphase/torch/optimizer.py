@@ -232,6 +232,7 @@ class GhostLoss(DPLossFastGradientClipping):
     def __init__(self, module: Any, optimizer: PrivateGhostOptimizer, criterion: Any, loss_reduction: str) -> None:
         super().__init__(module, optimizer, criterion, loss_reduction)
         self._inputs: tuple[Any, Any] = (), {}
+        self._random: list[Tensor] = []  # of the generators, before the model was called
         target = getattr(module, "_module", module)
         target.register_forward_pre_hook(self._keep, with_kwargs=True)
         self._model = module if isinstance(module, torch.nn.Module) else target
@@ -240,20 +241,24 @@ class GhostLoss(DPLossFastGradientClipping):
 
     def _keep(self, _: Any, args: Any, kwargs: Any) -> None:
         self._inputs = args, kwargs
+        self._random = _random_state(self._model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().__call__(*args, **kwargs)
-        return _GhostTensor(self, args, kwargs, loss.loss_per_sample, self._inputs)
+        return _GhostTensor(self, args, kwargs, loss.loss_per_sample, self._inputs, self._random)
 
 
 class _GhostTensor(DPTensorFastGradientClipping):
     """A loss whose ``backward()`` makes two passes: norms, then the clipped sum."""
 
-    def __init__(self, loss: GhostLoss, args: Any, kwargs: Any, per_sample: Tensor, inputs: Any) -> None:
+    def __init__(
+        self, loss: GhostLoss, args: Any, kwargs: Any, per_sample: Tensor, inputs: Any, random: list[Tensor]
+    ) -> None:
         super().__init__(loss.module, loss.optimizer, per_sample, loss.loss_reduction)
-        self._loss, self._call, self._inputs = loss, (args, kwargs), inputs
+        self._loss, self._call, self._inputs, self._random = loss, (args, kwargs), inputs, random
 
-    def backward(self) -> None:
+    def backward(self, kept: Tensor | None = None) -> None:
+        """``kept`` says which examples count, where others stand in for those that do not; see `_again`."""
         optimizer = self.optimizer
         if optimizer.pending:
             optimizer.gather()  # several losses before a step: gradient accumulation
@@ -268,37 +273,67 @@ class _GhostTensor(DPTensorFastGradientClipping):
         norms = self.module.get_norm_sample() if len(losses) else losses.detach()
         good = torch.isfinite(norms) & torch.isfinite(losses.detach().to(norms.device))
         if optimizer.release.group.any(not bool(good.all())):
-            self._again(good)
+            self._again(good if kept is None else good & kept, alone=kept is not None)
             return
         optimizer.examples += len(losses)
         coefficients = clip_factors(norms * self._loss.excess, optimizer.max_grad_norm)
+        if kept is not None:
+            optimizer.bad_examples += int((~kept).sum())
+            coefficients = coefficients * kept.to(coefficients.device)
         self.module.disable_hooks()
         (coefficients.to(losses.device) * losses).sum().backward()
         self.module.enable_hooks()
         optimizer.pending = True
 
-    def _again(self, good: Tensor) -> None:
-        """Both passes once more without the examples that are not finite: 0 · NaN would be NaN."""
-        # PRIVACY: they contribute nothing, and they are not scaled by 0 either.   [G16]
-        optimizer, size = self.optimizer, len(good)
-        bad = size - int(good.sum())
-        optimizer.bad_examples += bad
-        optimizer.examples += bad
+    def _again(self, good: Tensor, alone: bool) -> None:
+        """Both passes once more, with a good example in the place of each that is not finite: 0 · NaN would be NaN.
+
+        The generators are set back first, so that the others meet the same dropout masks as without a bad example
+        among them. Where a stand-in is not finite either, or there is none, the good ones are taken ``alone``.
+        """
+        # PRIVACY: bad examples contribute nothing, and change nothing for the others.   [G16]
+        optimizer, size, count = self.optimizer, len(good), int(good.sum())
+        if not count and not optimizer.release.group.sharded:  # shards: all processes make the same passes
+            optimizer.bad_examples += size
+            optimizer.examples += size
+            for p in optimizer.params:
+                p.grad = torch.zeros_like(p)
+            optimizer.pending = True
+            return
+        alone = alone or not count
+        places = torch.arange(size, device=good.device)
+        chosen = places[good] if alone else torch.where(good, places, places[good][:1])
 
         def select(item: Any) -> Any:
             if isinstance(item, Tensor) and item.ndim and len(item) == size:
-                return item.detach()[good.to(item.device)]
+                return item.detach()[chosen.to(item.device)]
             if isinstance(item, list | tuple):
                 return type(item)(select(part) for part in item)
             if isinstance(item, dict):
                 return {name: select(part) for name, part in item.items()}
             return item
 
-        if bad == size and not optimizer.release.group.sharded:  # shards: all processes make the same passes
-            for p in optimizer.params:
-                p.grad = torch.zeros_like(p)
-            optimizer.pending = True
-            return
         (args, kwargs), (call, named) = self._inputs, self._call
+        now = _random_state(self._loss._model)
+        _set_random_state(self._loss._model, self._random)
         output = self._loss._model(*select(args), **select(kwargs))
-        self._loss(output, *select(call[1:]), **select(named)).backward()
+        loss = self._loss(output, *select(call[1:]), **select(named))
+        _set_random_state(self._loss._model, now)
+        if alone:
+            optimizer.bad_examples += size - count
+            optimizer.examples += size - count
+            loss.backward()
+        else:
+            loss.backward(kept=good)
+
+
+def _random_state(module: torch.nn.Module) -> list[Tensor]:
+    """Of the generators that a call of the module may draw from."""
+    device = next(module.parameters()).device
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _set_random_state(module: torch.nn.Module, state: list[Tensor]) -> None:
+    torch.set_rng_state(state[0])
+    for other in state[1:]:
+        torch.cuda.set_rng_state(other, next(module.parameters()).device)
