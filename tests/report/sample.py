@@ -9,7 +9,7 @@ from antiphase.report import charts
 from antiphase.report.page import Block, Column, Grid, Page
 
 STEPS, EPOCHS = 256, 4
-KINDS = ("noise", "spectrum", "error", "accuracy", "training", "seconds", "matrices")
+KINDS = ("noise", "spectrum", "error", "accuracy", "training", "seconds", "matrices", "rates")
 NAMES = {"DP-SGD": "dp-sgd", "DP-MF": "dp-mf", "DP-MF⁺, τ = T": "dp-mf+", "damped": "damped"}
 
 
@@ -57,6 +57,23 @@ def made_up_times():
     return {"DP-MF, 8 epochs": ("dp-mf", [(1024 * 2**i, 0.5 * 1.9**i) for i in range(6)])}
 
 
+def made_up_rates():
+    """Lines with points, a band and a region that belong to them."""
+    rates = np.array([1e-4, 1e-3, 0.01, 0.1, 0.3, 1.0])
+    values = np.array([70.0, 9.0, 5.0, 300.0, np.nan, np.nan])
+    series = [
+        charts.Series("dp-mf", "DP-MF", rates, values, points=False),
+        charts.Series("dp-mf", "DP-MF, simulated", rates, 1.02 * values, 0.05 * values, line=False),
+        charts.Series("dp-mf+", "DP-MF⁺", rates, 0.7 * values, points=False),
+        charts.Series("dp-mf+", "DP-MF⁺, band", rates, 0.7 * values, 0.1 * values, line=False, points=False),
+    ]
+    return charts.Lines(
+        "Gradient by learning rate (made-up fixture)", "learning rate", "squared gradient", series, log_x=True,
+        log_y=True, note="Lines: exact. Points: simulated, ± one standard error. " * 2,
+        regions=[charts.Region(0.2, 1.4, "too large:\ndiverges")],
+    )  # fmt: skip
+
+
 def error_points():
     """Measured: the error of designs for one epoch over the certified optimum."""
     points = []
@@ -80,6 +97,7 @@ def all_charts():
         "training": charts.training_curves(made_up_curves(), "Accuracy while training (made-up fixture)"),
         "seconds": charts.seconds_against_steps(made_up_times(), "Time to design (made-up fixture)"),
         "matrices": charts.encoder_and_decoder(designs()["DP-MF⁺, τ = T"][1]),
+        "rates": made_up_rates(),
     }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from antiphase.report import svg
 from antiphase.report.charts import Lines, Series
+from tests.report import sample
 
 
 @pytest.mark.parametrize("size", [601, 5000, 1_000_000])
@@ -65,3 +66,21 @@ def test_large_matrices_become_blocks_that_keep_thin_diagonals():
     found = svg.heat_map(np.eye(1000))["hover"]
     assert found["block"] == 8
     assert len(found["cells"]) == 125
+
+
+def test_points_and_bands_belong_to_a_line_and_have_no_label_of_their_own():
+    """A region is as wide as its part of the axis, and no wider than the drawing."""
+    view = svg.lines(sample.made_up_rates(), svg.FRAMES[0])
+    line, points, other, band = view["curves"]
+    assert line["path"]
+    assert not line["points"]
+    assert points["path"] == ""
+    assert len(points["points"]) == len(points["bars"]) == 4
+    assert other["label_y"] is not None
+    assert band["band"]
+    assert band["path"] == ""
+    assert points["label_y"] is band["label_y"] is None
+    (region,) = view["regions"]
+    left, _, width, _ = view["plot"]
+    assert left < region["x"] < region["x"] + region["width"] <= left + width + 0.1
+    assert region["label"] == ["too large:", "diverges"]

@@ -12,6 +12,8 @@ import numpy as np
 from antiphase._checks import Array
 from antiphase.report.charts import Lines, Series
 
+FEW = 24  # points of a curve that can be told apart
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -99,7 +101,7 @@ def typeset(number: str) -> str:
 
 def axes_of(chart: Lines) -> tuple[Axis, Axis]:
     """The x and the y axis that show all of a chart's values, with error bars."""
-    few = all(marked(s) for s in chart.series)
+    few = all(len(s.x) <= FEW for s in chart.series)
     xs = [s.x for s in chart.series]
     ys = [part for s in chart.series for part in _extent(s)]
     return _fitted(xs, chart.log_x, 0.03 if few else 0.0), _fitted(ys, chart.log_y, 0.05)
@@ -115,7 +117,7 @@ def x_ticks(chart: Lines, axis: Axis, most: int = 7) -> list[float]:
 
 def marked(series: Series) -> bool:
     """Whether its points are few enough to be marked, each with its own error bar."""
-    return series.points and len(series.x) <= 24
+    return series.points and len(series.x) <= FEW
 
 
 def _extent(series: Series) -> list[Array]:

@@ -69,7 +69,7 @@ def _lines(chart: Lines) -> Any:
     x_axis, y_axis = axes_of(chart)
     for region in chart.regions:
         axes.axvspan(region.low, region.high, color=LIGHT_PAGE["rule"], alpha=0.45, linewidth=0)
-        middle = float(x_axis.place([region.low, region.high]).mean())
+        middle = float(np.clip(x_axis.place([region.low, region.high]), 0, 1).mean())
         axes.text(
             middle, 0.98, region.label, transform=axes.transAxes, ha="center", va="top", fontsize=SMALLEST,
             color=LIGHT_PAGE["muted"],
