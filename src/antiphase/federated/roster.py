@@ -29,6 +29,9 @@ class Roster:
         """How many users have been asked at least once."""
         return len(self._asked)
 
+    def __contains__(self, user: str) -> bool:
+        return user in self._asked
+
     def may_take_part(self, user: str, number: int) -> bool:
         """Whether ``user`` may be asked in round ``number``, counted from 0."""
         count, last = self._asked.get(user, (0, 0))

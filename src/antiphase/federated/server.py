@@ -131,6 +131,10 @@ class Server:
         participation = self.mechanism.factorization.participation
         return roster.smallest_population(participation, self.rounds, self.clients_per_round)
 
+    def knows(self, users: Iterable[str]) -> bool:
+        """Whether any of these has been asked before."""
+        return any(user in self._roster for user in users)
+
     def epsilon(self, delta: float | None = None, *, spent: bool = False) -> float:
         """ε of each user, of the whole plan or of the rounds released so far; rounded up.   [G7]"""
         return self.mechanism.epsilon(delta, rows=self._position if spent else None)
