@@ -1,0 +1,105 @@
+"""Run a test on a copy of the package with one place changed, in a process that knows no other copy.
+
+    python -m tests.planted.plant FOLDER
+
+prints one line of JSON for each bug of `bugs`, as it is done. Processes are forked from one that has imported what
+takes long (torch, Numba) and nothing of antiphase's.
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.planted.bugs import BUGS
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120  # no test takes longer, however broken the package is
+GREEN, RED = 0, 1  # pytest's exit codes; all others mean that no test was run
+
+
+def warm_up():
+    """Import what is not ours, once for all."""
+    import dp_accounting  # noqa: F401
+    import mpmath  # noqa: F401
+    import numba
+    import opacus  # noqa: F401
+    import pytest  # noqa: F401
+    import randomgen  # noqa: F401
+    import torch
+
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # what torch imports with the first optimizer
+    numba.njit(lambda x: x + 1)(1)  # and Numba with the first function
+
+
+def copy_of(package, folder):
+    """With its compiled code, whose time stamps are kept; otherwise Numba would compile it all again."""
+    return Path(shutil.copytree(package, folder / "antiphase", copy_function=shutil.copy2))
+
+
+def put_in(bug, package):
+    path = package / bug.file
+    text = path.read_text()
+    if text.count(bug.old) != 1:
+        raise ValueError(f"{bug.name}: {bug.file} has {text.count(bug.old)} places like {bug.old!r}, not one")
+    text = text.replace(bug.old, bug.new)
+    compile(text, str(path), "exec")  # a test that goes red for want of a bracket proves nothing
+    path.write_text(text)
+
+
+def run(folder, tests):
+    """pytest's exit code for ``tests`` with the package in ``folder``, and what it printed."""
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(folder, tests))
+    process.start()
+    process.join(SECONDS)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return process.exitcode, (folder / "log").read_text(errors="replace")
+
+
+def _child(folder, tests):
+    assert not any(name.split(".")[0] == "antiphase" for name in sys.modules)
+    with open(folder / "log", "w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.environ |= {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    sys.path.insert(0, str(folder))
+    os.chdir(ROOT)
+    import pytest
+
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder / 'tests'}", *tests])
+    here = Path(sys.modules["antiphase"].__file__).parent.parent
+    sys.stdout.flush()
+    os._exit(int(code) if here == folder else 99)
+
+
+def main():
+    folder = Path(sys.argv[1]).resolve()
+    warm_up()
+    whole = copy_of(ROOT / "src" / "antiphase", folder / "whole")
+    code, log = run(whole.parent, list(dict.fromkeys(bug.test for bug in BUGS)))
+    print(json.dumps({"green": code == GREEN, "log": "" if code == GREEN else log[-5000:]}), flush=True)
+
+    def planted(number):
+        began, place = time.perf_counter(), folder / str(number)
+        package = copy_of(whole, place)
+        put_in(BUGS[number], package)
+        code, log = run(place, [BUGS[number].test])
+        shutil.rmtree(place)
+        return {
+            "number": number, "red": code == RED, "code": code, "seconds": time.perf_counter() - began,
+            "log": "" if code == RED else log[-5000:],
+        }  # fmt: skip
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(planted, range(len(BUGS))):
+            print(json.dumps(done), flush=True)
+
+
+if __name__ == "__main__":
+    main()
