@@ -164,5 +164,5 @@ def _heading(figure: Any, title: str) -> None:
 
 def _small_print(figure: Any, note: str) -> None:
     if note:
-        text = textwrap.fill(note, int(LINE * figure.get_figwidth()))
+        text = textwrap.fill(note.replace(" = ", "\xa0=\xa0"), int(LINE * figure.get_figwidth()))
         figure.supxlabel(text, x=0.01, ha="left", fontsize=SMALLEST, color=LIGHT_PAGE["muted"])

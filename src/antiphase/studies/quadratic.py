@@ -237,7 +237,7 @@ def _over_steps(found: Found, steps: Any, runs: int = 0) -> charts.Lines:
         series.append(charts.Series(name, label, steps, exactly, points=False))
     note = f"γ = {CURVE_RATE:g}. Lines: exact expectations."
     return charts.Lines(
-        f"Squared gradient over the steps{', the last of them' if runs else ''}",
+        f"Squared gradient over the {f'last {len(steps) - 1} ' if runs else ''}steps",
         "step",
         "‖∇f(x)‖², expected",
         series,
