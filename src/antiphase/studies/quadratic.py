@@ -263,7 +263,7 @@ def words(record: dict[str, Any]) -> list[Table]:
 
 def _row(row: dict[str, Any], key: str) -> list[str]:
     rate = f"{row['rate']:g}"
-    scale = f"{1 / (row['rate'] * SMOOTHNESS):.3g}"
+    scale = f"{round(1 / (row['rate'] * SMOOTHNESS), 2):,g}"
     if row["diverges"]:
         return [rate, scale, *["diverges"] * len(LABELS), f"× {row['growth a step']:.3g} a step"]
     values = [f"{row[name][key]['exact']:#.4g}" for name in LABELS]
