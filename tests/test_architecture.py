@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "antiphase"
 ORDER = [
     "errors", "interrupts", "_checks", "values", "files", "cache", "data", "workload", "objective", "participation",
     "sensitivity", "factorization", "design", "accounting", "noise", "ledger", "statement", "mechanism", "verification",
-    "comparison", "theory", "federated", "torch", "report", "studies", "cli",
+    "comparison", "audit", "theory", "federated", "torch", "report", "studies", "cli",
 ]  # fmt: skip
 
 

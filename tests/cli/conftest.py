@@ -92,6 +92,7 @@ def plain(monkeypatch):
 
     for name in ("out", "err"):
         made = Console(stderr=name == "err", highlight=False, soft_wrap=True, width=400)
-        for module in (console, cli.comparing, cli.designing, cli.promising, cli.reproducing, cli.training):
+        parts = cli.auditing, cli.comparing, cli.designing, cli.promising, cli.reproducing, cli.training
+        for module in (console, *parts):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, made)

@@ -6,6 +6,7 @@ prints one line of JSON for each bug of `bugs`, as it is done. Processes are for
 takes long (torch, Numba) and nothing of antiphase's.
 """
 
+import gc
 import json
 import multiprocessing
 import os
@@ -34,6 +35,7 @@ def warm_up():
 
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # what torch imports with the first optimizer
     numba.njit(lambda x: x + 1)(1)  # and Numba with the first function
+    gc.freeze()  # so that no process looks through all of this once more
 
 
 def copy_of(package, folder):
@@ -68,6 +70,7 @@ def _child(folder, tests):
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.environ |= {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # what is not needed takes seconds to import
     sys.path.insert(0, str(folder))
     os.chdir(ROOT)
     import pytest

@@ -1,5 +1,5 @@
-"""The command line: ``antiphase design``, ``compare``, ``calibrate``, ``statement``, ``verify``, ``advise``, ``train``,
-``data``, ``demo``, ``reproduce``.
+"""The command line: ``antiphase design``, ``compare``, ``calibrate``, ``statement``, ``verify``, ``audit``, ``advise``,
+``train``, ``data``, ``demo``, ``reproduce``.
 
 Exit codes: 0 done, 1 refused or failed, 2 not understood. Results go to standard output, everything else to standard
 error. What takes long is imported when a command needs it.
@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from antiphase.cli import comparing, designing, promising, reproducing, training
+from antiphase.cli import auditing, comparing, designing, promising, reproducing, training
 from antiphase.cli.console import failures
 
 INTERRUPTED = 130  # what Typer makes of Ctrl-C
@@ -48,6 +48,7 @@ app.command()(comparing.advise)
 app.command()(promising.calibrate)
 app.command()(promising.statement)
 app.command()(promising.verify)
+app.command()(auditing.audit)
 app.command()(training.train)
 app.command()(training.data)
 app.command()(training.demo)

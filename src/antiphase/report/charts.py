@@ -7,7 +7,7 @@ clip norm 1, so that all mechanisms in a chart are equally private.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,6 +240,26 @@ def seconds_against_steps(
         straight = first.y[0] * first.x / first.x[0]
         series.append(Series("", "proportional to the steps", first.x, straight, dashed=True))
     return Lines(title, "steps", "time (seconds)", series, log_x=True, log_y=True)
+
+
+def roc(
+    found: Array,
+    least_misses: Callable[[Array], Array],
+    promise: str,
+    title: str = "Found by an audit, and allowed",
+) -> Lines:
+    """Hits against false alarms: ``found`` has a row for each threshold; ``least_misses`` is the promised curve."""
+    alarms = np.linspace(0, 1, 201)
+    return Lines(
+        title,
+        "false alarms (share of trials without the canary)",
+        "hits (share of trials with it)",
+        [
+            Series("dp-mf+", "found", found[:, 0], found[:, 1], points=False),
+            Series("", "allowed", alarms, 1 - least_misses(alarms), dashed=True, points=False),
+        ],
+        note=f"Claimed: {promise}. Well above what it allows, the claim is false.",
+    )
 
 
 Group = tuple[str, str, dict[float, list[float]]]

@@ -1,0 +1,25 @@
+"""A real training under audit: as it is, and with clipping taken out."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from antiphase.audit import GaussianClaim, audit_one_run
+from antiphase.torch import optimizer
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "audit.py"
+
+
+@pytest.mark.slow
+def test_the_example_raises_the_alarm_only_if_the_trainer_is_broken(monkeypatch):
+    spec = importlib.util.spec_from_file_location("audit_example", EXAMPLE)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    right = audit_one_run(example.scores, GaussianClaim(1.0), canaries=2000)
+    assert not right.alarm
+    assert right.right > 0.7 * right.guesses, "the canaries can be seen"
+    monkeypatch.setattr(optimizer, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms))
+    broken = audit_one_run(example.scores, GaussianClaim(1.0), canaries=2000)
+    assert broken.alarm
