@@ -11,7 +11,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or say make PYTHON=…"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch,data,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch,federated,data,dev]'
 	$(BIN)/pip check
 	@touch $@
 
@@ -25,9 +25,9 @@ test: $(READY)       ## everything that takes seconds (under 12 minutes on two c
 test-long: $(READY)  ## what takes minutes, only
 	$(BIN)/python -m pytest -m long -s
 
-test-integrations: $(READY)  ## Lightning and Hugging Face, which are extras: installs them first
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lightning,huggingface]'
-	$(BIN)/python -m pytest -q tests/torch/test_integrations.py
+test-integrations: $(READY)  ## Lightning, Hugging Face, Flower's simulation engine, which are extras: installs them first
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lightning,huggingface,simulation]'
+	$(BIN)/python -m pytest -q tests/torch/test_integrations.py tests/federated/test_simulation.py
 
 check: $(READY)      ## format, lint, types and the fast tests, in under a minute
 	$(BIN)/ruff format --check .
