@@ -14,6 +14,7 @@ from collections.abc import Callable
 from torch import nn
 
 CHANNELS = (32, 64, 128)  # of the network's blocks, each of which halves the image
+UNITS = 128  # of its dense layer
 LEAST = 4  # pixels that a halved image must have left, or it is not halved
 
 
@@ -24,12 +25,15 @@ def model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     - ``mlp``: one hidden layer of 128 units
     - ``cnn``: for images of 32 × 32 × 3 the network of the paper's CIFAR-10 experiment, with 550,570 parameters; for
       smaller ones the same with fewer blocks
+    - ``cnn-half``: the same with half as many channels and units; for those images 138,330 parameters
     - ``package.module:function``: what ``function(shape, classes)`` returns; the current folder is importable too
 
     >>> sum(p.numel() for p in model("cnn", (3, 32, 32), 10).parameters())
     550570
     """
-    makers: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"logistic": _logistic, "mlp": _mlp, "cnn": _cnn}
+    makers: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+        "logistic": _logistic, "mlp": _mlp, "cnn": _cnn, "cnn-half": _half_cnn,
+    }  # fmt: skip
     shape = tuple(shape)
     if name in makers:
         return makers[name](shape, classes)
@@ -48,12 +52,17 @@ def _mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 128), nn.Tanh(), nn.Linear(128, classes))
 
 
-def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+def _half_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return _cnn(shape, classes, parts=2)
+
+
+def _cnn(shape: tuple[int, ...], classes: int, parts: int = 1) -> nn.Module:
+    """``parts``: by what the channels and units of the paper's network are divided."""
     if len(shape) != 3:
         raise ValueError(f"model = 'cnn' is for images (channels, height, width), and the inputs have shape {shape}")
     channels, height, width = shape
     layers: list[nn.Module] = []
-    for count in CHANNELS:
+    for count in (whole // parts for whole in CHANNELS):
         if layers and min(height, width) < 2 * LEAST:
             break
         layers += [nn.Conv2d(channels, count, 3, padding=1), nn.Tanh()]
@@ -62,7 +71,8 @@ def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
         if min(height, width) >= 2:
             layers.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
-    layers += [nn.Flatten(), nn.Linear(channels * height * width, 128), nn.Tanh(), nn.Linear(128, classes)]
+    units = UNITS // parts
+    layers += [nn.Flatten(), nn.Linear(channels * height * width, units), nn.Tanh(), nn.Linear(units, classes)]
     return nn.Sequential(*layers)
 
 

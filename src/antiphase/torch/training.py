@@ -234,8 +234,8 @@ class _Run:
     def __init__(self, recipe: Recipe, dataset: Dataset, seed: int, key: Key, folder: Path | None) -> None:
         self.recipe, self.dataset, self.seed, self.key, self.folder = recipe, dataset, seed, key, folder
         self.net = model(recipe.model, dataset.shape, len(dataset.classes))
-        self.test = _Table(dataset, dataset.test, recipe.inputs)
-        table = _Table(dataset, dataset.train, recipe.inputs)
+        self.test = Table(dataset, dataset.test, recipe.inputs)
+        table = Table(dataset, dataset.train, recipe.inputs)
         every = -(-len(table) // recipe.batch_size)
         self.steps, self.done, self.seconds = recipe.epochs * every, 0, 0.0
         self.save_every = min(every, -(-self.steps // CHECKPOINTS))
@@ -369,7 +369,7 @@ def _engine(mechanism: str, **options: Any) -> PrivacyEngine:
         return PrivacyEngine(mechanism=mechanism, **options)
 
 
-def score(module: nn.Module, table: _Table, at_once: int = 1000) -> tuple[float, float]:
+def score(module: nn.Module, table: Table, at_once: int = 1000) -> tuple[float, float]:
     """Accuracy and mean cross-entropy."""
     was, correct, loss = module.training, 0, 0.0
     module.eval()
@@ -386,7 +386,7 @@ def score(module: nn.Module, table: _Table, at_once: int = 1000) -> tuple[float,
 # ---- batches -----------------------------------------------------------------------------------------------
 
 
-class _Table(TorchDataset[Any]):
+class Table(TorchDataset[Any]):
     """Inputs and targets in memory; a whole batch is fetched at once, ten times as fast as example by example."""
 
     def __init__(self, dataset: Dataset, split: Any, inputs: str) -> None:
