@@ -55,6 +55,13 @@ def test_ten_lines_change_and_the_example_is_what_they_make():
         assert part.strip() in (APP / "pyproject.toml").read_text(encoding="utf-8")
 
 
+def test_the_python_on_the_page_runs(capsys):
+    page = (ROOT / "docs" / "federated.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(code, "federated.md", "exec"), {})  # noqa: S102
+    assert "(8, 1e-05)-differentially private for each user" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.fixture
 def app(monkeypatch, tmp_path):
     """The app's modules, with a server of the text given."""

@@ -154,6 +154,12 @@ class DifferentialPrivacyCorrelatedNoise(Strategy):
                 f"num_rounds = {num_rounds} is more than the plan's rounds = {self.rounds}. Nothing was asked or "
                 "released. Plan for as many rounds as training takes"
             )
+        if self._folder is None and self.privacy_spent().num_releases:
+            # PRIVACY: a second training on the same users is a second release, which this plan does not cover.   [G13]
+            raise HorizonError(
+                f"{self.privacy_spent().num_releases} rounds of this plan were released, and where it stood is "
+                "forgotten. Nothing was asked or released. Give folder=… to go on"
+            )
         model = {name: array.numpy() for name, array in initial_arrays.items()}
         self._server = Server(
             self.mechanism, model, clients_per_round=self.num_sampled_clients, workload=self._workload,

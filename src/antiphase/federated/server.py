@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,11 @@ from antiphase.noise.stream import NoiseStream
 from antiphase.statement import PrivacyStatement
 from antiphase.values import digest
 from antiphase.workload import Workload
+
+CAVEATS = (
+    "A user is whoever the server was told it is: one on several devices counts as several.",
+    "Who is there to be asked, and when, is taken to be public; the server itself sees every update.",
+)
 
 
 class Verdict(StrEnum):
@@ -141,7 +147,8 @@ class Server:
 
     def statement(self, delta: float | None = None) -> PrivacyStatement:
         """What is promised to each user, in words and JSON."""
-        return self.mechanism.statement(delta, released=self._position, insecure=self._key.is_insecure)
+        made = self.mechanism.statement(delta, released=self._position, insecure=self._key.is_insecure)
+        return dataclasses.replace(made, caveats=(*made.caveats, *CAVEATS))
 
     # ---- a round -------------------------------------------------------------------------------------------
 
