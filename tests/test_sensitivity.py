@@ -87,6 +87,14 @@ def test_few_bands_make_a_minimum_separation_exact():
     assert sensitivity(C, min_separation(3, 3)) == pytest.approx(brute.sensitivity(C, min_separation(3, 3), rng))
 
 
+def test_more_participations_than_fit_cost_no_more():
+    """And no more time: a thousand million are as many as there is room for."""
+    rng = np.random.default_rng(4)
+    C = np.tril(rng.normal(size=(7, 7)))
+    for apart, fit in ((1, 7), (2, 4), (3, 3), (7, 1), (9, 1)):
+        assert sensitivity(C, min_separation(10**9, apart)) == sensitivity(C, min_separation(fit, apart))
+
+
 def test_encoders_may_have_more_rows_than_columns():
     H = np.array([[1.0, 0], [0, 1], [1, 1]])
     assert sensitivity(H, once()) == pytest.approx(np.sqrt(2))

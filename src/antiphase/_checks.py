@@ -68,12 +68,12 @@ def instance(name: str, value: Any, kind: type) -> Any:
 
 def real_array(name: str, value: Any, *, ndim: int) -> Array:
     """A read-only float64 copy of ``value`` with ``ndim`` axes and finite entries."""
-    try:
-        array = np.array(value, dtype=np.float64, order="C")
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} = {value!r} cannot be read as an array of numbers") from error
     if np.iscomplexobj(value):
         raise TypeError(f"{name} has complex entries; real numbers are needed")
+    try:
+        array = np.array(value, dtype=np.float64, order="C")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{name} = {value!r} cannot be read as an array of numbers") from error
     if array.ndim != ndim:
         raise ValueError(f"{name} has shape {array.shape}; an array with {ndim} axes is needed")
     bad = np.argwhere(~np.isfinite(array))

@@ -198,6 +198,8 @@ def audit(
         both = np.concatenate([_checked(scores(there, pilot), pilot) for there in (False, True)])
         thresholds = np.unique(np.quantile(both, np.arange(1, THRESHOLDS + 1) / (THRESHOLDS + 1)))
     thresholds = check.real_array("thresholds", np.atleast_1d(thresholds), ndim=1)
+    if not len(thresholds):
+        raise ValueError("thresholds is empty; one is needed at least")
     made: tuple[list[Array], list[Array]] = [], []
     done = 0
     with first_ctrl_c() as pressed:

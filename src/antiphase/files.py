@@ -52,6 +52,10 @@ def write(path: str | os.PathLike[str], content: dict[str, Any]) -> str:
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What `write` stored. Raises `FileFormatError` for anything else; executes nothing that is in the file.   [G6]"""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path = {path!r} must be a path, not {type(path).__name__}")
+    if "\0" in os.fspath(path):
+        raise ValueError(f"path = {path!r} is the path of no file")
     path = Path(path)
     size = path.stat().st_size
     if size > LARGEST:

@@ -115,7 +115,8 @@ def _min_separation_bound(columns: Columns, participation: MinSeparation) -> flo
     Never below ``max_π Σ_{i,i'∈π} |X_ii'|``, since each term of the outer sum takes its own best pattern; equal to it
     where columns ``apart`` or more steps apart are orthogonal.
     """
-    count, apart = participation.count, participation.apart
+    apart = participation.apart
+    count = min(participation.count, -(-columns.steps // apart))  # no more fit between the first step and the last
     norms = columns.squared_norms()
     if count == 1:
         return float(norms.max())

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from antiphase import _checks as check
 from antiphase._checks import Array
 from antiphase.errors import FileFormatError
 from antiphase.factorization.base import Factorization, refuse_if_too_large
@@ -53,6 +54,10 @@ def verify(
 
     Of more than 8,192 steps, encoder and noise are not looked at. What was checked is what is listed: never nothing.
     """
+    if not isinstance(made, Mechanism | Factorization):
+        raise TypeError(f"made = {made!r} must be a Mechanism or a Factorization, not {type(made).__name__}")
+    if claims is not None:
+        check.instance("claims", claims, Mapping)
     if claims is not None and not isinstance(made, Mechanism):
         raise ValueError("a design that is not calibrated promises nothing; there is no statement to match")
     f = made.factorization if isinstance(made, Mechanism) else made
@@ -170,6 +175,8 @@ def _statement(m: Mechanism, claims: Mapping[str, Any]) -> list[Check]:
     """Every claim of the statement that follows from the mechanism."""
     try:
         again = asdict(m.statement(float(claims["delta"]), released=claims.get("released_rows")))
+    except KeyError as error:
+        return [Check("statement", "matches the mechanism", f"{error} is missing", False)]
     except (TypeError, ValueError) as error:
         return [Check("statement", "matches the mechanism", str(error), False)]
     again = json.loads(json.dumps(again))  # tuples as JSON has them

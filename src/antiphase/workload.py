@@ -23,6 +23,8 @@ from antiphase import _checks as check
 from antiphase._checks import Array
 from antiphase.values import Value
 
+MOST_STEPS = 10_000_000  # for which a few numbers a step still fit anywhere
+
 # The learning rate after a share of the run, relative to the first. Never 0 within it: a step of rate 0 is no step.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -77,7 +79,7 @@ class Workload(Value):
         With ``delay=d`` the update of step ``t`` uses the gradient of step ``t − d``. There is no factor
         ``1 − momentum``, as there is none in torch.
         """
-        steps = check.whole_number("steps", steps)
+        steps = _checked_steps(steps)
         rates = check.per_step("learning_rates", learning_rates, steps)
         return cls(steps, rates, momentum, dampening, nesterov, weight_decay, delay)  # checked in __post_init__
 
@@ -114,7 +116,7 @@ class Workload(Value):
         return replace(self, curvature=self.curvature + check.real_number("curvature", curvature, least=0.0))
 
     def __post_init__(self) -> None:
-        steps = check.whole_number("steps", self.steps)
+        steps = _checked_steps(self.steps)
         if (self.matrix is None) == (self.learning_rates is None):
             raise TypeError("a Workload has either learning_rates or a matrix; use Workload.sgd or .from_matrix")
         clean: dict[str, Any] = {
@@ -347,6 +349,13 @@ class Workload(Value):
 
 
 # ---- lower-banded matrices: bands[t, i] multiplies entry t − i ---------------------------------------------
+
+
+def _checked_steps(steps: Any) -> int:
+    count = check.whole_number("steps", steps)
+    if count > MOST_STEPS:
+        raise ValueError(f"steps = {count} is more than any training has; at most {MOST_STEPS:,} are planned for")
+    return count
 
 
 def _shift_rows(rows: Array, by: int) -> Array:

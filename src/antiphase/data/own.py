@@ -18,6 +18,7 @@ from antiphase.errors import DataError
 
 Anything = NDArray[Any]
 LARGEST = float(np.finfo(np.float32).max)
+MOST_PACKED, SLACK = 200, 1 << 24  # what packs better than this, beyond so many bytes, is there to fill the memory
 LABELS = ("label", "target", "class", "y")
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
@@ -61,6 +62,12 @@ def from_npz(path: Path) -> Dataset:
             if not set(names) <= set(archive.files):
                 raise DataError(
                     f"{path} holds {', '.join(archive.files) or 'nothing'}; it must hold {', '.join(SPLIT)}, or x and y"
+                )
+            unpacked = sum(archive.zip.getinfo(f"{name}.npy").file_size for name in names)
+            if unpacked > MOST_PACKED * path.stat().st_size + SLACK:
+                raise DataError(
+                    f"{path} of {path.stat().st_size} bytes would unpack to {unpacked}; if that is as it should be, "
+                    "write it with numpy.savez, which does not pack"
                 )
             arrays = [(name, archive[name]) for name in names]
     except DataError:

@@ -95,7 +95,7 @@ class Key:
             if first["antiphase"] != "key" or first["version"] != 1:
                 raise ValueError("not version 1 of a key")
             return cls(bytes.fromhex(first["key"]), path=path)
-        except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise KeyFileError(f"{path}: not a key file of ours ({type(error).__name__})") from None
 
     # ---- runs ----------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Key:
         for line in self._path.read_text(encoding="ascii", errors="replace").split("\n")[1:]:
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue  # blank, or cut off by a crash before the run began
             if isinstance(record, dict) and "run" in record:
                 found.append(record)

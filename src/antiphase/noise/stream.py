@@ -142,7 +142,7 @@ class NoiseStream:
             flat, run = bool(state["flat"]), str(state["run"])
             if version != 1 or isinstance(position, bool) or not isinstance(position, int) or position < 0:
                 raise ValueError(f"version {version!r}, position {position!r}")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"this is not the state of a noise stream ({error})") from error
         if mechanism != plan.digest:
             # PRIVACY: the same normals under another encoder would let the two releases be compared.   [G12]

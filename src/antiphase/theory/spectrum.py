@@ -91,7 +91,7 @@ class Spectrum:
         """From JSON: a list of curvatures, or ``{"values": […], "weights": […]}``."""
         try:
             found = json.loads(Path(path).read_text())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON: {error}") from error
         if isinstance(found, list):
             found = {"values": found}
