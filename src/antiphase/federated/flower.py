@@ -14,11 +14,6 @@ from logging import INFO, WARNING
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid, PrivacySpent
-from flwr.serverapp.strategy import FedAvg, FedAvgM, Result, Strategy
-from flwr.serverapp.strategy.strategy_utils import sample_nodes
-from flwr.supercore import log
 
 from antiphase import _checks as check
 from antiphase.design import design
@@ -30,6 +25,15 @@ from antiphase.participation import Participation, once
 from antiphase.participation import min_separation as at_least_apart
 from antiphase.statement import PrivacyStatement
 from antiphase.workload import Workload
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+    from flwr.serverapp import Grid, PrivacySpent
+    from flwr.serverapp.strategy import FedAvg, FedAvgM, Result, Strategy
+    from flwr.serverapp.strategy.strategy_utils import sample_nodes
+    from flwr.supercore import log
+except ImportError as error:
+    raise ImportError("antiphase.federated.flower needs Flower: pip install 'antiphase[federated]'") from error
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
