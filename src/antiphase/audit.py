@@ -188,7 +188,7 @@ def audit(
     ``thresholds`` are fixed before the trials that count; without them, by other trials, a twentieth as many.
 
     Guarantee: if the claim is true, there is an alarm with a chance of at most 1 − ``confidence``, whatever the
-    scores are; they must come from independent trials. After Ctrl-C this holds for the trials made so far.
+    scores are; they must come from independent trials. After Ctrl-C this holds for the trials made so far.   [G21]
     """
     _check_claim(claim)
     trials = check.whole_number("trials", trials, least=PARTS)
@@ -284,7 +284,7 @@ def audit_one_run(
     half for the smallest. A canary is a record of its own; its place is kept where it is left out.
 
     Guarantee: if the claim is true, there is an alarm with a chance of at most 1 − ``confidence``, however canaries
-    disturb one another. It takes a worse mistake to be noticed than with many trials.
+    disturb one another. It takes a worse mistake to be noticed than with many trials.   [G21]
     """
     _check_claim(claim)
     canaries = check.whole_number("canaries", canaries, least=2)

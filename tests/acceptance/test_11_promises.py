@@ -1,7 +1,11 @@
 """Issue 11, line by line: what it must show. Each test prints what was measured beside what was asked."""
 
+import ast
 import json
 import os
+import random
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,8 +16,92 @@ import pytest
 
 import antiphase as ap
 from antiphase.audit import GaussianClaim, MechanismTrials, audit
+from tests.faults import test_kills as kills
+from tests.planted.bugs import BUGS
+from tests.planted.test_planted import put_in_all, table
 
 TESTS = Path(__file__).parents[1]
+
+# ---- every mistake has a test ------------------------------------------------------------------------------------
+
+
+def functions(file):
+    """The tests of a file, and whether each is long."""
+    tree = ast.parse((TESTS.parent / file).read_text())
+    whole = any(
+        isinstance(n, ast.Assign) and "pytestmark" in ast.unparse(n) and "mark.long" in ast.unparse(n)
+        for n in tree.body
+    )
+    found = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
+    return {n.name: whole or any("mark.long" in ast.unparse(d) for d in n.decorator_list) for n in found}
+
+
+def test_every_hazard_has_a_test_that_runs_when_it_should(shown):
+    """Rows 1 to 27 of docs/guarantees.md; those marked F have one that `make test` runs."""
+    text = (TESTS.parent / "docs" / "guarantees.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| .* \| ([FN]) \| (.*) \|$", text, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 28))
+    tests = 0
+    for number, when, named in rows:
+        found = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", named)
+        long = [functions(file)[function] for file, function in found]
+        assert long, f"row {number} names no test"
+        assert when == "N" or not all(long), f"row {number} is tested in make test-long alone"
+        tests += len(found)
+    fast = sum(when == "F" for _, when, _ in rows)
+    shown("hazards", f"{len(rows)} rows, {tests} tests, {fast} rows in make test", "rows 1–27, each by a test")
+
+
+# ---- planted bugs, and kills -------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_planted_bugs_are_noticed(tmp_path, shown):
+    whole, found, (seconds, worked) = put_in_all(tmp_path)
+    assert whole["green"], whole["log"]
+    red = sum(one["red"] for one in found)
+    shown(
+        f"planted bugs\n{table(found)}\n  noticed",
+        f"{red} of {len(BUGS)} in {seconds:.0f} s, {worked / 2:.0f} s if both cores had nothing else to do",
+        "25 of 25, in 180 s",
+    )
+    missed = [f"{bug.name} (exit code {one['code']})\n{one['log']}"
+              for bug, one in zip(BUGS, found, strict=True) if not one["red"]]  # fmt: skip
+    assert not missed, "\n".join(missed)
+    assert min(seconds, worked / 2) < 180
+
+
+@pytest.mark.long
+def test_50_kills(tmp_path, shown):
+    """A run on digits that is killed at a random moment and goes on to its end, fifty times from the start."""
+    alone, again = tmp_path / "alone", tmp_path / "again"
+    alone.mkdir()
+    ap.Key.generate().save(alone / "key")
+    took = kills.finish(alone)
+    expected = json.loads((alone / "result").read_text())
+    rng, done, same, early = random.Random(50), 0, 0, 0
+    while done < 50:
+        shutil.rmtree(again, ignore_errors=True)
+        again.mkdir()
+        shutil.copy(alone / "key", again / "key")
+        shutil.copy(alone / "start", again / "checkpoint")
+        process = kills.start(again)
+        if rng.random() < 0.9:
+            kills.wait_until_ready(process)
+        time.sleep(rng.random() * took * 0.8)
+        if process.poll() is not None:
+            early += 1
+            assert early < 50
+            continue
+        process.kill()
+        process.wait(timeout=60)
+        done += 1
+        kills.finish(again)
+        ledgers = [next(folder.glob("key.*.ledger")).read_bytes() for folder in (alone, again)]
+        kills.check([expected, json.loads((again / "result").read_text())], ledgers)
+        same += 1
+    shown("SIGKILLs at random moments", f"{done}, {same} endings bit for bit, each step once, the same ε", "50, 50")
+
 
 # ---- an audit of a trainer, right and broken -------------------------------------------------------------------
 

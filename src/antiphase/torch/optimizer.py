@@ -19,6 +19,7 @@ from antiphase.torch.release import Release
 Tensor = torch.Tensor
 BLOCK = 2048  # numbers that are added up at one time
 LOST = 8e-9  # of a norm, for each float32 that is added up at one time: twice what was seen at worst with 8 at a time
+SMALLEST = 1e-30  # factor that float32 has with all its digits, and more
 ROUNDING = 1e-5  # by how much clipped examples are shorter than the clip norm, relatively: more than norms are off
 
 
@@ -148,7 +149,13 @@ def weighted_sum(factors: Tensor, gradients: Tensor, kept: Tensor | None = None)
         # PRIVACY: what is not finite contributes nothing, whatever it is.   [G16]
         kept = kept.to(gradients.device)
         factors, gradients = factors[kept], gradients[kept]
-    total = factors.to(dtype) @ _flat(gradients.to(dtype))
+    # PRIVACY: what is below float32's normal numbers has few digits; rounded up, an example would be too long.   [G16]
+    small = factors < SMALLEST if factors.dtype is torch.float64 and dtype is torch.float32 else None
+    if small is None or not small.any():
+        total = factors.to(dtype) @ _flat(gradients.to(dtype))
+    else:
+        total = factors.masked_fill(small, 0.0).to(dtype) @ _flat(gradients.to(dtype))
+        total += (factors[small] @ _flat(gradients[small].double())).to(dtype)
     return total.view(gradients.shape[1:])
 
 
