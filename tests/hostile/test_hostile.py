@@ -38,3 +38,10 @@ def test_an_archive_that_would_fill_the_memory_is_refused_unread(tmp_path):
     np.savez_compressed(stream, x=rng.integers(0, 2, size=(5000, 1, 28, 28)).astype(np.uint8), y=np.arange(5000) % 3)
     (tmp_path / "fine.npz").write_bytes(stream.getvalue())
     assert data.load(tmp_path / "fine.npz").shape == (1, 28, 28)
+
+
+def test_a_table_of_one_example_is_refused(tmp_path):
+    """By the rule that splits, it is test data."""
+    (tmp_path / "one.csv").write_text("a,label\n0.5,1\n")
+    with pytest.raises(DataError, match="none is left to train with"):
+        data.load(tmp_path / "one.csv")

@@ -46,6 +46,8 @@ def assembled(path: Path, inputs: Sequence[tuple[str, Anything]], targets: Seque
     else:
         cut = len(labels[0])
         train, test = Split(arrays[0], places[:cut]), Split(arrays[1], places[cut:])
+    if not len(train):
+        raise DataError(f"{path}: of {len(places)} example(s) none is left to train with; more are needed")
     if len(np.unique(train.targets)) < 2:
         raise DataError(
             f"{path}: the {len(train)} training examples are all of one class, {classes[train.targets[0]]!s}; "

@@ -50,7 +50,10 @@ def load(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Releas
         if state["world"] != release.group.world:
             raise StateError(f"{path}: was saved by {state['world']} process(es), and here are {release.group.world}")
         release.restore(state, fresh_noise)
-        module.load_state_dict(_unpacked(content["module"], tensors))
+        try:
+            module.load_state_dict(_unpacked(content["module"], tensors))
+        except RuntimeError as error:  # torch's, for names and shapes that are not the model's
+            raise FileFormatError(f"{path}: is of another model ({error})") from error
         if optimizer is not None and content["optimizer"] is not None:
             optimizer.load_state_dict(_unpacked(content["optimizer"], tensors))
         if scheduler is not None and content["scheduler"] is not None:
