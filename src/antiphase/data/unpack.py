@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
-from antiphase.data.sources import Contents, Known, Source
+from antiphase.data.sources import Contents, Files, Source
 
 SLACK = 1 << 24  # bytes that headers, a readme and the like may add
 GZIP = b"\x1f\x8b"
@@ -36,7 +36,7 @@ def checked(source: Source, content: bytes) -> bytes:
     return content
 
 
-def archived(known: Known, path: Path) -> Contents:
+def archived(known: Files, path: Path) -> Contents:
     """The verified files of a data set, from its archive."""
     paths = {f"{known.archive_folder}{source.name}": source for source in known.files}
     found = members(path, paths, largest(known))
@@ -65,7 +65,7 @@ def members(path: Path, wanted: Iterable[str], limit: int) -> Contents:
     return found
 
 
-def largest(known: Known) -> int:
+def largest(known: Files) -> int:
     """More bytes than this, packed or not, are not this data set."""
     return sum(source.size for source in known.files) + SLACK
 
