@@ -20,7 +20,7 @@ def start(folder, often=3):
 
 
 def wait_until_ready(process):
-    while not process.out and process.poll() is None:
+    while not process.out.endswith("\n") and process.poll() is None:  # a line may come in two parts
         time.sleep(0.002)
     assert process.out == "ready\n"
 
