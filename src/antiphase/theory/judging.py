@@ -148,8 +148,8 @@ def search(setting: Setting, judge: Judge, tolerance: float, report: Report) -> 
     fine = isinstance(setting.participation, Once)
     for weight in (1.0, T**0.25, math.sqrt(T)) if fine else (1.0, math.sqrt(T)):
         _search_damping(setting, judge, fine, weight, judged)
-    if fine:
-        _refine(trials, T, judged)
+    if fine and not judge.is_estimate:
+        _refine(trials, T, judged)  # finer than the curvature is known would be to fit what is in doubt
     if T <= DENSE:
         many = {"spectrum": judge.problem.spectrum, "probabilities": judge.problem.multiplicity}
         judged("curvature", **many, final_weight=1.0)
