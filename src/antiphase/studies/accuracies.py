@@ -80,7 +80,7 @@ def tables(accuracy: Mapping[str, ByEpsilon], title: str, note: str) -> list[Tab
 
 
 def percent(value: Mean, sign: str = "") -> str:
-    return f"{100 * value[0]:{sign}.1f} ± {100 * value[1]:.1f}"
+    return f"{100 * value[0]:{sign}.1f} ± {100 * value[1]:.2f}"
 
 
 def _in_words(pair: str) -> str:
