@@ -288,5 +288,5 @@ def test_hostile_labels_run_nothing(browser, tmp_path, shown):  # noqa: F811
 def test_figures(tmp_path, shown):
     made = [path for kind, chart in sample.all_charts().items() for path in figures.draw(tmp_path / kind, chart)]
     shown("figures", f"{len(sample.KINDS)} charts, {len(made)} files, ≥ 13 points", "7 kinds, SVG and PNG, half size")
-    assert len(made) == 14
+    assert len(made) == 2 * len(sample.KINDS) >= 14
     assert all(path.stat().st_size > 10_000 for path in made)
