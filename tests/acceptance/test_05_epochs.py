@@ -128,10 +128,11 @@ def random_problem(rng):
     return workload, objective[kind], ap.epochs(epochs, every)
 
 
-def test_the_iteration_never_lowers_the_bound(shown):
+@pytest.mark.parametrize("problems", [40, pytest.param(200, marks=pytest.mark.long)])
+def test_the_iteration_never_lowers_the_bound(shown, problems):
     rng = np.random.default_rng(5)
     worst, steps_taken, worst_climb = 0.0, 0, 0.0
-    for _ in range(200):
+    for _ in range(problems):
         workload, objective, participation = random_problem(rng)
         search = Search(problem_of(workload, objective), participation.every, 1e-14, 1e-12)
         point = search.evaluate(search.start(), sharp=True)
@@ -143,7 +144,7 @@ def test_the_iteration_never_lowers_the_bound(shown):
         worst_climb = max(worst_climb, float(np.max(1 - bounds[1:] / bounds[:-1], initial=0.0)))
         steps_taken += len(bounds) - 1
     shown(
-        f"200 random problems, {steps_taken} iterations",
+        f"{problems} random problems, {steps_taken} iterations",
         f"the bound fell by at most {worst:.1e} (plain), {worst_climb:.1e} (accelerated)",
         "never, beyond rounding",
     )
