@@ -124,10 +124,10 @@ def _function(file: Path, name: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(file.parent))
     spec.loader.exec_module(module)
-    function: Any = getattr(module, name, None)
+    function: object = getattr(module, name, None)
     if not callable(function):
         raise ValueError(f"{file} has no function {name!r}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _draw(found: Audit | OneRun, path: Path, quiet: bool) -> None:
