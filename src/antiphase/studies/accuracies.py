@@ -55,14 +55,13 @@ def chart(accuracy: Mapping[str, ByEpsilon], title: str, note: str, level: float
         series.append(
             charts.Series(charts.ALONE, "no noise", x, np.full(len(x), 100 * level), dashed=True, points=False)
         )
-    return charts.Lines(
-        title,
-        "privacy budget ε (smaller is more private)",
-        "accuracy on the test images (%)",
-        series,
-        log_x=True,
-        note=note,
-    )
+    return over_budgets(title, series, note)
+
+
+def over_budgets(title: str, series: list[charts.Series], note: str) -> charts.Lines:
+    """Accuracies in percent by ε, the way every study shows them."""
+    budget, accuracy = "privacy budget ε (smaller is more private)", "accuracy on the test images (%)"
+    return charts.Lines(title, budget, accuracy, series, log_x=True, note=note)
 
 
 def tables(accuracy: Mapping[str, ByEpsilon], title: str, note: str) -> list[Table]:

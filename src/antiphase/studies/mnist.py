@@ -30,6 +30,7 @@ from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.participation import min_separation
 from antiphase.report import charts, figures
+from antiphase.studies.accuracies import over_budgets
 from antiphase.studies.loop import Batches, Examples, Matrix, train
 from antiphase.studies.running import Cell, Found, Result, Table
 from antiphase.theory.advice import advise
@@ -292,14 +293,8 @@ def _against_epsilon(setting: dict[str, Any], title: str) -> charts.Lines:
     for label, (mean, _) in setting["levels"].items():
         level = np.full(len(x), 100 * mean)
         series.append(charts.Series(charts.ALONE, label, x, level, dashed=True, points=False))
-    return charts.Lines(
-        title,
-        "privacy budget ε (smaller is more private)",
-        "accuracy on the test images (%)",
-        series,
-        log_x=True,
-        note=NOTE + f"δ = {COMMON['delta']:g}, learning rate {COMMON['learning_rate']:g}.",
-    )
+    note = NOTE + f"δ = {COMMON['delta']:g}, learning rate {COMMON['learning_rate']:g}."
+    return over_budgets(title, series, note)
 
 
 def _against_tau(setting: dict[str, Any], title: str) -> charts.Lines:
