@@ -160,8 +160,8 @@ def test_what_was_tuned_is_remembered(cache):
 @pytest.mark.slow
 def test_cifar10_in_small(images, poisson, monkeypatch, tmp_path, cache):
     monkeypatch.setattr(cifar10, "COMMON", cifar10.COMMON | SMALL)
-    monkeypatch.setattr(cifar10, "SCALED", {"model": "logistic", "glimpse": 2, "rates": [0.1, 0.2]})
-    monkeypatch.setattr(cifar10, "SCALED_EPSILONS", [4.0])
+    monkeypatch.setattr(cifar10, "SCALED", {"model": "logistic", "glimpse": 2})
+    monkeypatch.setattr(cifar10, "SCALED_RATES", {4.0: [0.1, 0.2]})
     monkeypatch.setattr(cifar10, "TRIALS", {False: 2})
     monkeypatch.setattr(glimpses, "JUDGED", 20)
     cells = cifar10.cells(False)

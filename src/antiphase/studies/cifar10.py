@@ -6,7 +6,7 @@ clip norm 1, images standardised by their published mean and deviation. DP-SGD h
 amplification. Ours is the damped design, for errors that shrink by ρ = 0.998 a step.
 
 With ``--full`` it is the paper's: the network of 550,570 parameters, six ε, 12 trials; weeks on two cores. By default
-it is scaled down: the same network with half as many channels and units, two ε, four rates, 3 trials; and of each batch
+it is scaled down: the same network with half as many channels and units, two ε, four rates each, 3 trials; and of each batch
 8 images are looked at instead of 500 (`antiphase.torch.glimpses`). Steps, epochs and designs are the paper's, and so is
 the noise in every coordinate of the mean gradient; the gradient itself is rougher, and the promise of (ε, δ) is that of
 whole batches.
@@ -32,9 +32,10 @@ NAME = "cifar10"
 TITLE = "A convolutional network on CIFAR-10, 2,000 steps in 20 epochs"
 EPSILONS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
 COMMON: Cell = {"steps": 2000, "epochs": 20, "batch_size": 500, "delta": 1e-6, "clip_norm": 1.0}
-FULL: Cell = {"model": "cnn", "glimpse": 500, "rates": [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]}
-SCALED: Cell = {"model": "cnn-half", "glimpse": 8, "rates": [0.1, 0.2, 0.4, 0.8]}
-SCALED_EPSILONS = [4.0, 16.0]
+FULL: Cell = {"model": "cnn", "glimpse": 500}
+SCALED: Cell = {"model": "cnn-half", "glimpse": 8}
+RATES = dict.fromkeys(EPSILONS, [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2])
+SCALED_RATES = {4.0: [0.2, 0.4, 0.8, 1.6], 16.0: [0.4, 0.8, 1.6, 3.2]}
 TRIALS = {True: 12, False: 3}
 TUNING = 0  # the seed; those of trials are 1, 2, …
 
@@ -49,9 +50,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def cells(full: bool) -> list[Cell]:
     """For every ε, the largest first: tuning, then one trial of every mechanism after the other."""
     setting, found = COMMON | (FULL if full else SCALED), []
-    for epsilon in reversed(EPSILONS if full else SCALED_EPSILONS):
-        points = [{"mechanism": name, "epsilon": epsilon} | setting for name in OPTIONS]
-        found += [{"stage": "tuning", "rate": r, "seed": TUNING} | p for p in points for r in setting["rates"]]
+    for epsilon, rates in reversed((RATES if full else SCALED_RATES).items()):
+        points = [{"mechanism": name, "epsilon": epsilon, "rates": rates} | setting for name in OPTIONS]
+        found += [{"stage": "tuning", "rate": rate, "seed": TUNING} | p for p in points for rate in rates]
         found += [{"stage": "trial", "seed": seed} | p for seed in range(1, TRIALS[full] + 1) for p in points]
     return found
 
