@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
-from scipy.special import erfcx, log_ndtr, ndtr
+import scipy
 
 from antiphase import _checks as check
 
@@ -158,11 +158,12 @@ def _log_delta(s: float, epsilon: float) -> float:
     """``ln δ(ε; s)``, without cancellation where δ is small and without overflow where ε is large."""
     x = epsilon * s - 0.5 / s
     if x < -5:  # δ is near 1
-        return math.log(max(float(ndtr(-x)) - math.exp(epsilon + float(log_ndtr(-x - 1 / s))), 1e-300))
+        far = math.exp(epsilon + float(scipy.special.log_ndtr(-x - 1 / s)))
+        return math.log(max(float(scipy.special.ndtr(-x)) - far, 1e-300))
     scale = math.sqrt(0.5)
-    near = float(erfcx(x * scale))
+    near = float(scipy.special.erfcx(x * scale))
     # PRIVACY: what the subtraction may have lost is added back.   [G7]
-    difference = near - float(erfcx((x + 1 / s) * scale)) + 1e-15 * near
+    difference = near - float(scipy.special.erfcx((x + 1 / s) * scale)) + 1e-15 * near
     return -0.5 * x * x + math.log(0.5 * difference)
 
 

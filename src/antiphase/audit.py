@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import betaincinv, ndtr, ndtri
 
 from antiphase import _checks as check
 from antiphase import accounting
@@ -73,17 +73,17 @@ class GaussianClaim:
         return self.mu
 
     def least_misses(self, false_alarms: Array) -> Array:
-        misses: Array = ndtr(-ndtri(false_alarms) - self.mu)
+        misses: Array = scipy.special.ndtr(-scipy.special.ndtri(false_alarms) - self.mu)
         return misses
 
     def bound(self, false_alarms: Array, misses: Array) -> Array:
         """The μ below which so few false alarms and misses are out of reach."""
-        mu: Array = -ndtri(false_alarms) - ndtri(misses)
+        mu: Array = -scipy.special.ndtri(false_alarms) - scipy.special.ndtri(misses)
         return mu
 
     def least_false_alarms(self, hits: float) -> float:
         """What so many hits cost at least: the inverse of ``1 − least_misses``."""
-        return float(ndtr(ndtri(hits) - self.mu))
+        return float(scipy.special.ndtr(scipy.special.ndtri(hits) - self.mu))
 
     def at(self, value: float) -> GaussianClaim:
         return GaussianClaim(value)
@@ -238,7 +238,9 @@ def upper_rate(count: Any, trials: int, chance: float) -> Array:
     (0.258865..., 1.0)
     """
     count = np.asarray(count, dtype=np.float64)
-    rate: Array = np.where(count >= trials, 1.0, betaincinv(count + 1, np.maximum(trials - count, 0.5), 1 - chance))
+    rate: Array = np.where(
+        count >= trials, 1.0, scipy.special.betaincinv(count + 1, np.maximum(trials - count, 0.5), 1 - chance)
+    )
     return rate
 
 

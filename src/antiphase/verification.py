@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.linalg import solve_triangular
+import scipy
 
 from antiphase import _checks as check
 from antiphase._checks import Array
@@ -117,7 +117,7 @@ def _sensitivity(f: Factorization, C: Array) -> Check:
 
 
 def _error(f: Factorization, C: Array) -> Check:
-    rows = solve_triangular(C, f.objective.root(f.workload).T, lower=True, trans="T")
+    rows = scipy.linalg.solve_triangular(C, f.objective.root(f.workload).T, lower=True, trans="T")
     error = f.sensitivity**2 * float(np.square(rows).sum())
     return Check("error", f"{f.error:.8g}", f"{error:.8g}", math.isclose(error, f.error, rel_tol=1e-6))
 

@@ -16,8 +16,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import solve_triangular
-from scipy.linalg.lapack import dtbtrs
+import scipy
 
 from antiphase import _checks as check
 from antiphase._checks import Array
@@ -314,7 +313,7 @@ class Workload(Value):
             live = ~self.idle
             A = self._dense_iterates[:, live]
             if live.all():
-                solution[:] = solve_triangular(A, u, lower=True)
+                solution[:] = scipy.linalg.solve_triangular(A, u, lower=True)
             else:
                 solution[live] = np.linalg.lstsq(A, u, rcond=None)[0]
             return solution
@@ -338,7 +337,9 @@ class Workload(Value):
             return self.matrix
         shifted = np.zeros_like(self.matrix)
         shifted[:, :-1] = self.matrix[:, 1:]  # A Z: the gradient of step j reacts to iterate j − 1
-        damped: Array = solve_triangular(np.eye(self.steps) + self.curvature * shifted, self.matrix, lower=True)
+        damped: Array = scipy.linalg.solve_triangular(
+            np.eye(self.steps) + self.curvature * shifted, self.matrix, lower=True
+        )
         return damped
 
     def _rows(self, name: str, value: Any) -> Array:
@@ -411,7 +412,9 @@ def _solve_bands(bands: Array, rows: Array) -> Array:
     for i in range(min(width, steps)):
         stored[i, : steps - i] = bands[i:, i]
     columns = rows if rows.ndim == 2 else rows[:, None]
-    solution, info = dtbtrs(stored, columns, uplo="L")  # no pivoting, so what is triangular stays triangular
+    solution, info = scipy.linalg.lapack.dtbtrs(
+        stored, columns, uplo="L"
+    )  # no pivoting, so what is triangular stays triangular
     if info:
         raise np.linalg.LinAlgError(f"row {info - 1} of a banded triangular matrix has a 0 on the diagonal")
     out: Array = np.ascontiguousarray(solution).reshape(rows.shape)

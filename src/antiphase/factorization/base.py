@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.linalg import solve_triangular
+import scipy
 
 from antiphase import files
 from antiphase._checks import Array
@@ -146,7 +146,7 @@ class Factorization(ABC):
 
     def _noise_squared(self, root: Array) -> Array:
         """The squared norms of the rows of ``root·C⁻¹``."""
-        rows = solve_triangular(self.encoder(), root.T, lower=True, trans="T")
+        rows = scipy.linalg.solve_triangular(self.encoder(), root.T, lower=True, trans="T")
         squared: Array = np.einsum("ij,ij->j", rows, rows)
         return squared
 
@@ -165,12 +165,12 @@ class Factorization(ABC):
 
     def decoder(self) -> Array:
         """``B = A C⁻¹``: row t is the noise inside iterate t."""
-        decoder: Array = solve_triangular(self.encoder(), self.workload.dense().T, lower=True, trans="T").T
+        decoder: Array = scipy.linalg.solve_triangular(self.encoder(), self.workload.dense().T, lower=True, trans="T").T
         return np.tril(decoder)
 
     def noising(self) -> Array:
         """``C⁻¹``: row t of ``C⁻¹Z`` is what step t adds."""
-        inverse: Array = solve_triangular(self.encoder(), np.eye(self.steps), lower=True)
+        inverse: Array = scipy.linalg.solve_triangular(self.encoder(), np.eye(self.steps), lower=True)
         return inverse
 
     # ---- files, and words ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import block_diag, solve_triangular
+import scipy
 
 from antiphase._checks import Array
 from antiphase.factorization import dual
@@ -46,7 +46,7 @@ class Blocks(Factorization):
         return [0, *np.cumsum(sizes)[:-1].tolist()]
 
     def _build_encoder(self) -> Array:
-        encoder: Array = block_diag(*(self.distinct[i] for i in self.sequence))
+        encoder: Array = scipy.linalg.block_diag(*(self.distinct[i] for i in self.sequence))
         return encoder
 
     def _columns(self, rows: int | None = None) -> Columns:
@@ -76,7 +76,7 @@ class Blocks(Factorization):
         for start, i in zip(self.starts, self.sequence, strict=True):
             part = root[:, start : start + len(self.distinct[i])]
             used = np.flatnonzero(part.any(axis=1))
-            rows = solve_triangular(self.distinct[i], part[used].T, lower=True, trans="T")
+            rows = scipy.linalg.solve_triangular(self.distinct[i], part[used].T, lower=True, trans="T")
             total[used] += np.einsum("ij,ij->j", rows, rows)
         return total
 
@@ -88,7 +88,7 @@ class Blocks(Factorization):
         for i, root in zip(self.sequence, block_roots(self.workload, objective), strict=True):
             key = (i, root.tobytes())
             if key not in known:
-                rows = solve_triangular(self.distinct[i], root.T, lower=True, trans="T")
+                rows = scipy.linalg.solve_triangular(self.distinct[i], root.T, lower=True, trans="T")
                 known[key] = float(np.square(rows).sum())
             total += known[key]
         return total

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg.lapack import dpotrf
+import scipy
 
 from antiphase._checks import Array
 from antiphase.factorization import dual, ring
@@ -409,7 +409,7 @@ def _encoder(search: Search, point: dual.Point, workload: Workload, participatio
 def _factor(X: Array) -> Array:
     """The lower-triangular ``C`` with ``CᵀC = X``."""
     # PRIVACY: CᵀC = X, so columns carry the sensitivity; hence the reversed factor.   [G1]
-    L, info = dpotrf(np.asfortranarray(X[::-1, ::-1]), lower=1, overwrite_a=1, clean=1)
+    L, info = scipy.linalg.lapack.dpotrf(np.asfortranarray(X[::-1, ::-1]), lower=1, overwrite_a=1, clean=1)
     if info:
         raise np.linalg.LinAlgError("the optimal Gram matrix is not definite to the precision it was computed with")
     return np.ascontiguousarray(L.T[::-1, ::-1])

@@ -7,7 +7,7 @@ the same block of that circulant's absolute value: Toeplitz, constant on the dia
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import toeplitz
+import scipy
 
 from antiphase._checks import Array
 from antiphase.factorization.base import refuse_if_too_large
@@ -18,7 +18,7 @@ def fourier_encoder(steps: int) -> Array:
     refuse_if_too_large(steps)
     first = np.concatenate([np.ones(steps), np.zeros(steps)])
     absolute = np.fft.irfft(np.abs(np.fft.rfft(first)), 2 * steps)
-    X = toeplitz(absolute[:steps] / absolute[0])
+    X = scipy.linalg.toeplitz(absolute[:steps] / absolute[0])
     # PRIVACY: CᵀC = X needs the reversed Cholesky factor (see dense.reversed_cholesky).   [G1]
     encoder: Array = np.linalg.cholesky(X[::-1, ::-1]).T[::-1, ::-1]
     return np.tril(encoder)

@@ -16,8 +16,8 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dtbtrs
 
 from antiphase._checks import Array
 from antiphase.factorization.dual import Progress
@@ -297,6 +297,6 @@ def _solve_transposed(bands: Array, x: Array) -> Array:
     stored = np.zeros((width, n))
     for a in range(min(width, n)):
         stored[a, : n - a] = bands[a:, a]
-    solution, _ = dtbtrs(stored, x[:, None], uplo="L", trans="T")
+    solution, _ = scipy.linalg.lapack.dtbtrs(stored, x[:, None], uplo="L", trans="T")
     out: Array = solution[:, 0]
     return out

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import toeplitz
+import scipy
 
 from antiphase import _checks as check
 from antiphase._checks import Array
@@ -33,7 +33,7 @@ class Toeplitz(Factorization):
     def _build_encoder(self) -> Array:
         column = np.zeros(self.steps)
         column[: self.bands] = self.coefficients
-        encoder: Array = toeplitz(column, np.zeros(self.steps))
+        encoder: Array = scipy.linalg.toeplitz(column, np.zeros(self.steps))
         return encoder / self._column_norms
 
     @cached_property

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import solve_triangular
+import scipy
 
 from antiphase import _checks as check
 from antiphase._checks import Array
@@ -56,7 +56,7 @@ class Tree(Factorization):
         S = np.tril(np.ones((self.steps, self.steps)))
         square = np.asarray(np.linalg.qr(B.T, mode="r")).T  # B'B'ᵀ = BBᵀ, lower triangular
         square = square * np.where(np.diagonal(square) < 0, -1.0, 1.0)
-        return np.tril(solve_triangular(square, S, lower=True))
+        return np.tril(scipy.linalg.solve_triangular(square, S, lower=True))
 
     def _columns(self, rows: int | None = None) -> Columns:
         # PRIVACY: HᵀH ⪰ C'ᵀC', and entry by entry non-negative: the nodes never cost less than the encoder.   [G1]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from scipy.linalg import solve_triangular
+import scipy
 
 from antiphase._checks import Array
 from antiphase.factorization.base import Factorization
@@ -216,7 +216,7 @@ class Regenerated(Engine):
         self._last = min(self._first + self._rows, start + len(block))
         key = id(block)
         if key not in self._inverses:
-            inverse = self._scale * solve_triangular(block, np.eye(len(block)), lower=True)
+            inverse = self._scale * scipy.linalg.solve_triangular(block, np.eye(len(block)), lower=True)
             self._inverses[key] = inverse.astype(np.float32)
         self._inverse = self._inverses[key]
         return True

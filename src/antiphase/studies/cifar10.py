@@ -6,10 +6,10 @@ clip norm 1, images standardised by their published mean and deviation. DP-SGD h
 amplification. Ours is the damped design, for errors that shrink by ρ = 0.998 a step.
 
 With ``--full`` it is the paper's: the network of 550,570 parameters, six ε, 12 trials; weeks on two cores. By default
-it is scaled down: the same network with half as many channels and units, two ε, four rates each, 3 trials; and of each batch
-8 images are looked at instead of 500 (`antiphase.torch.glimpses`). Steps, epochs and designs are the paper's, and so is
-the noise in every coordinate of the mean gradient; the gradient itself is rougher, and the promise of (ε, δ) is that of
-whole batches.
+it is scaled down: the same network with half as many channels and units, two ε, four rates for each, 3 trials; and of
+each batch 8 images are looked at instead of 500 (`antiphase.torch.glimpses`). Steps, epochs and designs are the
+paper's, and so is the noise in every coordinate of the mean gradient; the gradient itself is rougher, and the promise
+of (ε, δ) is that of whole batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EPSILONS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
 COMMON: Cell = {"steps": 2000, "epochs": 20, "batch_size": 500, "delta": 1e-6, "clip_norm": 1.0}
 FULL: Cell = {"model": "cnn", "glimpse": 500}
 SCALED: Cell = {"model": "cnn-half", "glimpse": 8}
-RATES = dict.fromkeys(EPSILONS, [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2])
+RATES = {epsilon: [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2] for epsilon in EPSILONS}
 SCALED_RATES = {4.0: [0.2, 0.4, 0.8, 1.6], 16.0: [0.4, 0.8, 1.6, 3.2]}
 TRIALS = {True: 12, False: 3}
 TUNING = 0  # the seed; those of trials are 1, 2, …

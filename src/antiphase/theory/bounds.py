@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import solve_triangular
+import scipy
 
 from antiphase import _checks as check
 from antiphase._checks import Array
@@ -455,7 +455,9 @@ class _Rows:
         f = self._f
         lengths = np.arange(f.steps, 0, -1, dtype=np.float64)
         if self._stretches is None:
-            return f.sensitivity * np.asarray(solve_triangular(f.encoder(), lengths, lower=True, trans="T"))
+            return f.sensitivity * np.asarray(
+                scipy.linalg.solve_triangular(f.encoder(), lengths, lower=True, trans="T")
+            )
         parts, start = [], 0
         for stretch in self._stretches:
             parts.append(_solve_transposed(stretch, lengths[start : start + stretch.size]))

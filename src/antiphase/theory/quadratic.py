@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, cast
 
 import numpy as np
-from scipy.optimize import minimize_scalar
+import scipy
 
 from antiphase import _checks as check
 from antiphase._checks import Array
@@ -568,7 +568,7 @@ def best_damping(
         points = np.linspace(math.log(least), math.log(most), math.ceil(math.log(most / least) / COARSE) + 1).tolist()
         i = int(np.argmin([value(1.0 - math.exp(point), weight) for point in points]))
         around = points[max(i - 1, 0)], points[min(i + 1, len(points) - 1)]
-        minimize_scalar(
+        scipy.optimize.minimize_scalar(
             lambda point, weight=weight: value(1.0 - math.exp(point), weight),
             bounds=around,
             method="bounded",
