@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test test-long test-integrations check bench docs reproduce clean
+.PHONY: setup demo test test-long test-integrations check bench bench-full docs reproduce clean
 
 setup: $(READY)
 
@@ -35,11 +35,11 @@ check: $(READY)      ## format, lint, types and the fast tests, in under a minut
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not long and not slow" -n 2
 
-bench: $(READY)
-	$(BIN)/python -m benchmarks.design
-	$(BIN)/python -m benchmarks.epochs
-	$(BIN)/python -m benchmarks.step
-	$(BIN)/python -m benchmarks.noise
+bench: $(READY)      ## beside the peers, which get environments of their own in .bench; under 15 minutes
+	$(BIN)/python -m benchmarks
+
+bench-full: $(READY) ## larger sizes: hours, nearly all of them the peers'
+	$(BIN)/python -m benchmarks --full
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --site-dir site

@@ -1,1 +1,1 @@
-"""Speeds, as ratios within one run: machines differ, and noisy ones differ from themselves."""
+"""Side by side with the peers: one file a question, all of them in one run. ``python -m benchmarks --help``."""

@@ -75,9 +75,9 @@ def test_opacus_own_tests(shown):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "whole"), zip(benchmark.SETTINGS, (1.05, 1.05, 1.1), strict=True))
-def test_a_step_costs_hardly_more_than_opacus(shown, name, whole):
-    row = benchmark.measure(name)
+@pytest.mark.parametrize("name", [name for name, setting in benchmark.SETTINGS.items() if setting[-1] is not None])
+def test_a_step_costs_hardly_more_than_opacus(shown, name):
+    row, whole = benchmark.stepped(name), benchmark.SETTINGS[name][-1]
     asked = f"≤ {whole}" + ("; ≤ 1.3" if "cnn" in name else "")
     shown(f"{name}: a step; optimizer.step()", f"{row['ratio']:.3f}; {row['optimizer_ratio']:.3f}", asked)
     assert row["ratio"] <= whole

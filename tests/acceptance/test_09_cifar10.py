@@ -74,7 +74,7 @@ def test_the_gap_to_the_papers_setting_is_described(shown):
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_throughput_beside_opacus(shown, mode):
     """The paper's network at batch 500; steps of the two take turns, so that what else the machine does hits both."""
-    row = benchmark.measure(f"cnn, batch 500, {mode}")
+    row = benchmark.stepped(f"cnn, batch 500, {mode}")
     ours, theirs = 500 / row["antiphase"], 500 / row["opacus"]
     shown(
         f"550,570 parameters, batch 500, {mode}",

@@ -1,0 +1,116 @@
+"""antiphase beside its peers, on the same work, in one run.
+
+python -m benchmarks [QUESTION …] [--full] [--json] [--output results/benchmarks.json] [--page]
+
+Ends with code 1 if something that is asked does not hold, with 2 if a peer could not be measured.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+os.environ["ANTIPHASE_CACHE"] = "off"  # designs are to be made, not remembered
+
+from rich.console import Console
+from rich.table import Table as Rich
+
+from antiphase import files
+from benchmarks import page
+from benchmarks.asking import Run
+from benchmarks.peers import PeerError
+
+QUESTIONS = ("design", "epochs", "memory", "noise", "step", "accounting", "starting")
+ROOT = Path(__file__).parents[1]
+
+
+def question(name):
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def measured(names, full, console):
+    """The record of each question, in the order asked; those that failed are left out, and said."""
+    records, failed = {}, []
+    for name in names:
+        asked = question(name)
+        with console.status(asked.TITLE) as status:
+            run = Run(full, lambda doing, title=asked.TITLE, status=status: status.update(f"{title}: {doing}"))
+            began = time.perf_counter()
+            try:
+                records[name] = asked.measure(run)
+            except PeerError as error:
+                failed.append(name)
+                console.print(f"{asked.TITLE}: not measured. {error}")
+                continue
+            records[name]["took"] = round(time.perf_counter() - began, 1)
+        console.print(f"{asked.TITLE}: {records[name]['took']:.0f} s")
+    return records, failed
+
+
+def show(records, console):
+    """Tables, then what was asked beside what was measured; True if all of it holds."""
+    holds = True
+    for name, record in records.items():
+        asked = question(name)
+        for table in asked.tables(record):
+            rich = Rich(*table.headings, title=table.title, title_justify="left")
+            for column in rich.columns[1:]:
+                column.justify = "right"
+            for row in table.rows:
+                rich.add_row(*row)
+            console.print(rich)
+        for claim in asked.claims(record):
+            holds &= claim.holds
+            mark = "[green]holds[/]" if claim.holds else "[red]DOES NOT HOLD[/]"
+            console.print(f"  {claim.what}: measured {claim.measured}; asked {claim.asked}: {mark}", highlight=False)
+    return holds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of {', '.join(QUESTIONS)}; default: all")
+    parser.add_argument(
+        "--full", action="store_true", help="larger sizes and more repetitions: hours, for the peer's sake"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "results" / "benchmarks.json", help="where the record goes"
+    )
+    parser.add_argument("--page", action="store_true", help="write docs/benchmarks.md and its figures from the record")
+    parser.add_argument("--page-only", action="store_true", help="the same, without measuring anything")
+    arguments = parser.parse_args()
+    names = arguments.questions or list(QUESTIONS)
+    unknown = set(names) - set(QUESTIONS)
+    if unknown:
+        parser.error(f"{unknown.pop()}: no such question; there are {', '.join(QUESTIONS)}")
+    console = Console(stderr=arguments.json)
+    if arguments.page_only:
+        page.write(json.loads(arguments.output.read_text()), ROOT / "docs")
+        return 0
+    before = json.loads(arguments.output.read_text())["questions"] if arguments.output.exists() else {}
+    records, failed = measured(names, arguments.full, Console(stderr=True))
+    kept = {name: records.get(name, before.get(name)) for name in QUESTIONS if name in records or name in before}
+    whole = {
+        "command": "python -m benchmarks" + " --full" * arguments.full,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()},
+        "questions": kept,
+    }
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(arguments.output, json.dumps(whole, ensure_ascii=False, indent=1).encode())
+    if arguments.page:
+        page.write(whole, ROOT / "docs")
+    if arguments.json:
+        print(json.dumps(records, ensure_ascii=False))
+        holds = all(claim.holds for name in records for claim in question(name).claims(records[name]))
+    else:
+        holds = show(records, console)
+    return 2 if failed else 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

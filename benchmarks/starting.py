@@ -1,0 +1,98 @@
+"""What does it take to begin? Import, command line, size on the disk."""
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from antiphase.studies.running import Table
+from benchmarks import peers
+from benchmarks.asking import Claim, Loss
+from benchmarks.timing import in_turn, in_words
+
+TITLE = "Import, cold start, size"
+IMPORT, HELP = 0.5, 1.0
+
+
+def measure(run):
+    run.say("starting, eleven times each")
+    theirs = str(peers.environment("jax-privacy"))
+    command = str(Path(sys.executable).with_name("antiphase"))
+    works = {
+        "python, nothing imported": _process(sys.executable, "-c", "pass"),
+        "import antiphase": _process(sys.executable, "-c", "import antiphase"),
+        "import antiphase.torch": _process(sys.executable, "-c", "import antiphase.torch"),
+        "antiphase --help": _process(command, "--help"),
+        "import opacus": _process(sys.executable, "-c", "import opacus"),
+        "import jax_privacy": _process(theirs, "-c", "import jax_privacy"),
+    }
+    taken = {name: timing.json() for name, timing in in_turn(works, 10).items()}
+    site = Path(peers.environment("jax-privacy")).parents[1]
+    return {
+        "seconds": taken,
+        "megabytes": {"antiphase with what its core needs": sum(map(_installed, _needed("antiphase"))) / 1e6,
+                      "JAX Privacy's environment": _folder(site) / 1e6},
+    }  # fmt: skip
+
+
+def _process(*command):
+    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _needed(name, found=()):
+    """The distribution and all that it needs without its extras."""
+    found = {*found, canonicalize_name(name)}
+    for line in importlib.metadata.requires(name) or []:
+        one = Requirement(line)
+        if canonicalize_name(one.name) not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
+            found |= _needed(one.name, found)
+    return found
+
+
+def _installed(name):
+    files = importlib.metadata.files(name) or []
+    return sum(path.stat().st_size for path in (Path(file.locate()) for file in files) if path.is_file())
+
+
+def _folder(path):
+    return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
+
+
+# ---- what is shown -----------------------------------------------------------------------------------------
+
+
+def tables(record):
+    rows = [
+        [name, in_words(t["median"]), f"{in_words(t['low'])} … {in_words(t['high'])}", in_words(t["first"])]
+        for name, t in record["seconds"].items()
+    ]
+    sizes = [[name, f"{size:.0f} MB"] for name, size in record["megabytes"].items()]
+    return [Table("Processes", ["", "time", "quartiles", "first"], rows), Table("Disk", ["", "size"], sizes)]
+
+
+def claims(record):
+    took, helped = (record["seconds"][name]["median"] for name in ("import antiphase", "antiphase --help"))
+    return [
+        Claim("import antiphase", in_words(took), f"< {IMPORT} s", took < IMPORT),
+        Claim("antiphase --help", in_words(helped), f"< {HELP} s", helped < HELP),
+    ]
+
+
+def losses(record):
+    ours, theirs = (record["seconds"][name]["median"] for name in ("import antiphase.torch", "import opacus"))
+    what = f"import antiphase.torch: {in_words(ours)}, import opacus: {in_words(theirs)}"
+    return [Loss(what, "the former contains the latter")] if theirs < ours else []
+
+
+def words(record):
+    return [
+        "Whole processes, so the interpreter's own start is in all of them. `import antiphase` loads NumPy; SciPy's "
+        "parts, Numba and torch come when they are first used.",
+    ]
+
+
+def draw(record, folder):
+    return []

@@ -1,0 +1,43 @@
+"""Issue 12: what it must show. Each question is measured with its peers, and every claim printed beside what is asked.
+
+`make bench` is the same in one command; here each question is a test of its own.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.__main__ import QUESTIONS
+
+pytestmark = pytest.mark.long  # a quarter of an hour, most of it the peers'
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_what_is_asked_holds(shown, tmp_path, name):
+    command = [sys.executable, "-m", "benchmarks", name, "--json", "--output", str(tmp_path / "record.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout, done.stderr[-3000:]
+    module = importlib.import_module(f"benchmarks.{name}")
+    claims = module.claims(json.loads(done.stdout)[name])
+    for claim in claims:
+        shown(f"{module.TITLE}: {claim.what}", claim.measured, claim.asked)
+    assert claims
+    assert all(claim.holds for claim in claims)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_where_a_peer_wins_the_page_says_so_and_why(shown):
+    """Every comparison of the record in which ours is behind is in the page's table of them, with a reason."""
+    record = json.loads((ROOT / "results" / "benchmarks.json").read_text())
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    asked = {name: importlib.import_module(f"benchmarks.{name}") for name in record["questions"]}
+    lost = [loss for name, found in record["questions"].items() for loss in asked[name].losses(found)]
+    shown("comparisons in which a peer is ahead", f"{len(lost)}, all on the page", "shown, with the reason")
+    for loss in lost:
+        assert loss.what in page
+        assert loss.why in page
