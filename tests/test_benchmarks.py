@@ -1,0 +1,86 @@
+"""The benchmarks' own arithmetic: turns, claims, losses and the page, on made-up records. Nothing is measured here."""
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+from benchmarks import design, page, peers, timing
+from benchmarks.__main__ import QUESTIONS
+from benchmarks.asking import Claim, Loss, excess, optimum
+
+import antiphase as ap
+
+
+def a_design(seconds=100.0, above=1e-3):
+    ours = [{"kind": "exact", "steps": 1024, "seconds": 0.1, "excess": 1e-9, "buffers": 30, "first": 9.0}]
+    ours += [
+        {"kind": "default", "steps": t, "seconds": 1e-4 * t, "excess": 1e-4, "buffers": 5, "first": 9.0}
+        for t in (1024, 4096, 16_384)
+    ]
+    theirs = [{"steps": t, "seconds": seconds * (t / 1024) ** 3, "excess": above} for t in (256, 512, 1024)]
+    ours += [{**ours[0], "steps": t} for t in (256, 512)]
+    return {"epochs": 1, "ours": ours, "theirs": theirs, "peer": {"version": "2.0.0"}}
+
+
+def test_every_question_has_all_its_parts():
+    for name in QUESTIONS:
+        module = importlib.import_module(f"benchmarks.{name}")
+        assert module.TITLE
+        for part in ("measure", "tables", "claims", "losses", "words", "draw"):
+            assert callable(getattr(module, part)), (name, part)
+
+
+def test_both_sides_take_turns_and_the_first_call_is_apart():
+    done = []
+    found = timing.in_turn({"a": lambda: done.append("a"), "b": lambda: done.append("b")}, repetitions=3, warm=2)
+    assert done == list("ab" * 5)
+    assert found["a"].count == 3
+    assert timing.in_turn({"said": lambda: 2.5}, 4)["said"].median == 2.5
+    assert timing.Timing.of(9.0, [1.0, 2.0, 3.0]).json() == {
+        "first": 9.0, "median": 2.0, "low": 1.0, "high": 3.0, "count": 3,
+    }  # fmt: skip
+
+
+def test_an_exponent_is_fitted():
+    assert design.exponent([{"steps": t, "seconds": 3e-9 * t**2.5} for t in (10, 100, 1000)]) == pytest.approx(2.5)
+
+
+def test_claims_hold_or_do_not():
+    holds = [claim.holds for claim in design.claims(a_design())]
+    assert holds == [True, True, True]
+    assert [claim.holds for claim in design.claims(a_design(seconds=5.0))] == [False, True, True]
+    assert [claim.holds for claim in design.claims(a_design(above=1e-8))] == [True, False, True]
+
+
+def test_where_a_peer_is_ahead_is_said():
+    assert design.losses(a_design()) == []
+    lost = design.losses(a_design(above=1e-12))
+    assert len(lost) == 3
+    assert all(isinstance(loss, Loss) and loss.why for loss in lost)
+
+
+def test_the_page_shows_claims_losses_tables_and_figures(tmp_path):
+    record = {"design": a_design(seconds=5.0, above=1e-12)}
+    machine = {"cores": 2, "processor": "x86_64", "python": "3.11"}
+    whole = json.loads(json.dumps({"date": "2026-01-01", "machine": machine, "questions": record}))
+    (tmp_path / "figures").mkdir()
+    text = page.write(whole, tmp_path).read_text()
+    assert "**does not hold**" in text
+    assert "## Where a peer is ahead" in text
+    assert "| JAX Privacy, dense | 1,024 | 5.0 s | 1.0e-12 |" in text
+    assert "(figures/benchmark-design.svg)" in text
+    assert [p.name for p in (tmp_path / "figures").iterdir()] == ["benchmark-design.svg"]
+
+
+def test_errors_of_others_are_recomputed():
+    """The optimum's own encoder is at the optimum, and independent noise is where it should be."""
+    best = optimum(64, 1)
+    assert excess(ap.design("dp-mf", steps=64, buffers="exact").encoder(), 1, best) == pytest.approx(0, abs=1e-8)
+    assert excess(np.eye(64), 1, best) == pytest.approx(64 * 65 / 2 / best - 1)
+    assert excess(np.eye(64), 4, 1.0) == pytest.approx(4 * 64 * 65 / 2 - 1)
+
+
+def test_versions_of_peers_are_pinned():
+    assert all("==" in line for lines in peers.REQUIREMENTS.values() for line in lines)
+    assert Claim("", "", "", True).holds
