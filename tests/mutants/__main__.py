@@ -1,0 +1,218 @@
+"""Which mutants of the code that privacy rests on do the tests notice?
+
+    python -m tests.mutants [FILE…]
+
+prints a table by file and the survivors; fails if fewer than nine in ten were killed, or if one survived for which
+survivors.md has no reason. Tests are collected once. Each mutant gets a process forked after that, and the tests that
+reach its line, the quickest first, until one of them goes red.
+"""
+
+import ast
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import coverage
+import pytest
+from _pytest.runner import runtestprotocol
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tests.mutants.mutate import PACKAGE, Mutant, mutants_of
+
+ROOT = PACKAGE.parents[1]
+ASKED = 0.90
+QUICK, ALL = ["-m", "not slow and not long"], ["-m", "not long"]
+TESTS = {  # by file: those that are about it
+    "sensitivity.py": ["tests/test_sensitivity.py", *QUICK],
+    "accounting.py": ["tests/test_accounting.py", *QUICK],
+    "ledger.py": ["tests/test_ledger.py", *ALL],
+    "noise/key.py": ["tests/noise/test_key.py", *QUICK],
+    "noise/normals.py": ["tests/noise/test_normals.py", *ALL],
+    "noise/engines.py": ["tests/noise/test_stream.py", *QUICK],
+    "noise/stream.py": ["tests/noise/test_stream.py", *QUICK],
+}
+SURVIVED, KILLED = 0, 1
+PROCESSES = len(os.sched_getaffinity(0))
+
+
+class Trial:
+    """A pytest plugin that instead of running the tests lets mutants run through them."""
+
+    def __init__(self, file):
+        self.file = file
+        self.survivors = []
+        self.mutants = []
+
+    def pytest_runtestloop(self, session):
+        if session.testsfailed:
+            raise session.Failed("some tests could not be collected")
+        self.items = session.items
+        self.mutants = mutants_of(self.file)
+        with tempfile.TemporaryDirectory() as folder:
+            self.folder = Path(folder)
+            self.reach = self.reached()
+            self.all()
+        return True
+
+    def reached(self):
+        """Seconds and lines of the file, for every test, without a mutant; all must be green."""
+        path, tests = PACKAGE / self.file, self.folder / "reached"
+        whole = Mutant(self.file, 0, "", "", path.read_text())
+
+        def body():
+            from tests.mutants.apply import put_in
+
+            assert not put_in(whole), "the file itself is no mutant"
+            found = {}
+            for number, item in enumerate(self.items):
+                measure = coverage.Coverage(data_file=None, include=[str(path)], config_file=False)
+                began = time.process_time()
+                with measure.collect():
+                    if not green(item):
+                        print(f"{item.nodeid} is red without a mutant", file=sys.stderr)
+                        return KILLED
+                seconds = time.process_time() - began
+                found[number] = seconds, measure.get_data().lines(str(path)) or []
+            tests.write_text(repr(found))
+            return SURVIVED
+
+        child = self.start(body, quiet=False)
+        if os.waitpid(child, 0)[1]:
+            raise pytest.UsageError(f"{self.file}: the tests are not green without a mutant")
+        return ast.literal_eval(tests.read_text())
+
+    def all(self):
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns, transient=True) as progress:
+            bar = progress.add_task(self.file, total=len(self.mutants))
+            waiting, running = list(self.mutants), {}
+            while waiting or running:
+                while waiting and len(running) < PROCESSES:
+                    mutant = waiting.pop(0)
+                    running[self.start(lambda m=mutant: self.through(m))] = mutant
+                child, status = os.wait()
+                mutant = running.pop(child)
+                if status == SURVIVED:
+                    self.survivors.append(mutant)
+                    print(in_words(mutant), flush=True)
+                progress.advance(bar)
+
+    def start(self, body, quiet=True):
+        child = os.fork()
+        if child:
+            return child
+        code = KILLED
+        try:
+            if quiet:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, 1)
+                os.dup2(nowhere, 2)
+            os.environ["PYTEST_DEBUG_TEMPROOT"] = str(self.folder)
+            code = body()
+        finally:
+            os._exit(code)
+
+    def through(self, mutant):
+        """Whether a test of those that reach it notices the mutant; what takes far too long is noticed, too."""
+        from tests.mutants.apply import put_in
+
+        put_in(mutant)
+        for number in self.reaching(mutant):
+            limit = 3 + 5 * self.reach[number][0]
+            signal.setitimer(signal.ITIMER_PROF, limit)  # of processor time; ends the process
+            signal.alarm(60 + int(20 * limit))
+            if not green(self.items[number]):
+                return KILLED
+        return SURVIVED
+
+    def reaching(self, mutant):
+        """The tests that execute the statement, the quickest first. What is compiled, or executed on import, is seen
+        by none; there it may be any."""
+        function, statement = around(mutant.source, mutant.line)
+        by_function, by_statement = (
+            [number for number, (_, executed) in self.reach.items() if not lines.isdisjoint(executed)]
+            for lines in (function, statement)
+        )
+        numbers = by_statement if by_function else self.reach
+        return sorted(numbers, key=lambda number: self.reach[number][0])
+
+
+def around(source, line):
+    """The lines of the body of the function around a line, and those of the statement (of a compound one, its head);
+    for the head of a function, its body."""
+    function, statement = set(), set()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.stmt) or not node.lineno <= line <= node.end_lineno:
+            continue
+        if isinstance(node, ast.FunctionDef):
+            body = set(range(node.body[0].lineno, node.end_lineno + 1))
+            function = function or body
+            statement = body
+        elif not isinstance(node, ast.ClassDef):
+            last = node.body[0].lineno - 1 if hasattr(node, "body") else node.end_lineno
+            if line <= max(last, node.lineno):
+                statement = set(range(node.lineno, max(last, node.lineno) + 1))
+    return function, statement
+
+
+def green(item):
+    return not any(report.failed for report in runtestprotocol(item, nextitem=None, log=False))
+
+
+def reasons():
+    """{(file, before, after): reason} of survivors.md, where every reason is a heading."""
+    found, reason = {}, ""
+    for line in (Path(__file__).parent / "survivors.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            reason = line.removeprefix("## ")
+        elif entry := re.fullmatch(r"- (\S+): ``(.*)`` → ``(.*)``", line):
+            found[entry.groups()] = reason
+    return found
+
+
+REASONS = reasons()
+
+
+def trial(file):
+    """(mutants, survivors) of a file, in a process of its own: tests of another file leave nothing behind."""
+    plugin = Trial(file)
+    options = ["-q", "-s", "-p", "no:cacheprovider"]
+    code = pytest.main([*options, *TESTS[file]], plugins=[plugin])
+    if code or not plugin.mutants:
+        sys.exit(f"{file}: no trial of its mutants was made ({code!r})")
+    return plugin.mutants, plugin.survivors
+
+
+def main(files):
+    os.chdir(ROOT)
+    began, total = time.perf_counter(), Counter()
+    rows = [f"  {'file':22} {'mutants':>8} {'killed':>8} {'survived':>9} {'share':>7}"]
+    for file in files or TESTS:
+        mutants, survivors = trial(file)
+        rows.append(row(file, len(mutants), len(survivors)))
+        total.update(
+            mutants=len(mutants), survived=len(survivors), unexplained=sum(m.name not in REASONS for m in survivors)
+        )
+    share = 1 - total["survived"] / total["mutants"]
+    print("\n".join([*rows, row("together", total["mutants"], total["survived"])]))
+    print(f"  asked: {ASKED:.0%} killed, and a reason for each that survives; {total['unexplained']} have none")
+    print(f"  {time.perf_counter() - began:.0f} s with {PROCESSES} process(es)")
+    return int(share < ASKED or total["unexplained"] > 0)
+
+
+def row(name, mutants, survived):
+    return f"  {name:22} {mutants:8} {mutants - survived:8} {survived:9} {1 - survived / mutants:7.1%}"
+
+
+def in_words(mutant):
+    reason = REASONS.get(mutant.name, "NO REASON IS GIVEN")
+    return f"survived: {mutant.file}:{mutant.line}: {reason}\n- {mutant.file}: ``{mutant.before}`` → ``{mutant.after}``"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
