@@ -37,6 +37,7 @@ TESTS = {  # by file: those that are about it
     "noise/stream.py": ["tests/noise/test_stream.py", *QUICK],
 }
 SURVIVED, KILLED = 0, 1
+os.environ["NUMBA_OPT"] = "1"  # mutants of kernels are compiled once and used for a second
 PROCESSES = len(os.sched_getaffinity(0))
 
 
@@ -76,8 +77,8 @@ class Trial:
                     if not green(item):
                         print(f"{item.nodeid} is red without a mutant", file=sys.stderr)
                         return KILLED
-                seconds = time.process_time() - began
-                found[number] = seconds, measure.get_data().lines(str(path)) or []
+                found[number] = time.process_time() - began, measure.get_data().lines(str(path)) or []
+                forget()
             tests.write_text(repr(found))
             return SURVIVED
 
@@ -121,7 +122,8 @@ class Trial:
         """Whether a test of those that reach it notices the mutant; what takes far too long is noticed, too."""
         from tests.mutants.apply import put_in
 
-        put_in(mutant)
+        if not put_in(mutant):
+            return SURVIVED
         for number in self.reaching(mutant):
             limit = 3 + 5 * self.reach[number][0]
             signal.setitimer(signal.ITIMER_PROF, limit)  # of processor time; ends the process
@@ -131,37 +133,41 @@ class Trial:
         return SURVIVED
 
     def reaching(self, mutant):
-        """The tests that execute the statement, the quickest first. What is compiled, or executed on import, is seen
-        by none; there it may be any."""
-        function, statement = around(mutant.source, mutant.line)
-        by_function, by_statement = (
-            [number for number, (_, executed) in self.reach.items() if not lines.isdisjoint(executed)]
-            for lines in (function, statement)
-        )
-        numbers = by_statement if by_function else self.reach
+        """The tests that execute what was changed, the quickest first."""
+        lines = executed_with(mutant.source, mutant.line)
+        numbers = [number for number, (_, seen) in self.reach.items() if lines is None or not lines.isdisjoint(seen)]
         return sorted(numbers, key=lambda number: self.reach[number][0])
 
 
-def around(source, line):
-    """The lines of the body of the function around a line, and those of the statement (of a compound one, its head);
-    for the head of a function, its body."""
-    function, statement = set(), set()
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.stmt) or not node.lineno <= line <= node.end_lineno:
-            continue
-        if isinstance(node, ast.FunctionDef):
-            body = set(range(node.body[0].lineno, node.end_lineno + 1))
-            function = function or body
-            statement = body
-        elif not isinstance(node, ast.ClassDef):
-            last = node.body[0].lineno - 1 if hasattr(node, "body") else node.end_lineno
-            if line <= max(last, node.lineno):
-                statement = set(range(node.lineno, max(last, node.lineno) + 1))
-    return function, statement
+def executed_with(source, line):
+    """Lines that are executed if the statement in this one is: its own (of a compound one, its head), those of the body
+    for the head of a function, and for a compiled function, which no tracer sees, the calls of it. None if it is
+    executed on import."""
+    tree = ast.parse(source)
+    around = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= n.end_lineno]
+    functions = [node for node in around if isinstance(node, ast.FunctionDef)]
+    if not functions:
+        return None
+    if any("njit" in ast.unparse(decorator) for decorator in functions[0].decorator_list):
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        return {call.lineno for call in calls if getattr(call.func, "id", None) == functions[0].name}
+    inner = max(around, key=lambda node: node.lineno)
+    if isinstance(inner, ast.FunctionDef):
+        return set(range(inner.body[0].lineno, inner.end_lineno + 1))
+    last = inner.body[0].lineno - 1 if hasattr(inner, "body") else inner.end_lineno
+    return set(range(inner.lineno, max(last, inner.lineno) + 1))
 
 
 def green(item):
     return not any(report.failed for report in runtestprotocol(item, nextitem=None, log=False))
+
+
+def forget():
+    """What functions of ours remember, so that the next test executes them, too."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("antiphase")]:
+        for thing in vars(module).values():
+            if hasattr(thing, "cache_clear"):
+                thing.cache_clear()
 
 
 def reasons():
