@@ -8,6 +8,7 @@ reach its line, the quickest first, until one of them goes red.
 """
 
 import ast
+import gc
 import os
 import re
 import signal
@@ -37,7 +38,6 @@ TESTS = {  # by file: those that are about it
     "noise/stream.py": ["tests/noise/test_stream.py", *QUICK],
 }
 SURVIVED, KILLED = 0, 1
-os.environ["NUMBA_OPT"] = "1"  # mutants of kernels are compiled once and used for a second
 PROCESSES = len(os.sched_getaffinity(0))
 
 
@@ -46,8 +46,8 @@ class Trial:
 
     def __init__(self, file):
         self.file = file
-        self.survivors = []
-        self.mutants = []
+        self.mutants, self.survivors = [], []
+        self.endless = 0  # how many were ended because a test took far too long
 
     def pytest_runtestloop(self, session):
         if session.testsfailed:
@@ -57,6 +57,7 @@ class Trial:
         with tempfile.TemporaryDirectory() as folder:
             self.folder = Path(folder)
             self.reach = self.reached()
+            gc.freeze()  # so that no process looks through all that was imported
             self.all()
         return True
 
@@ -89,7 +90,7 @@ class Trial:
 
     def all(self):
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns, transient=True) as progress:
+        with Progress(*columns, transient=True, auto_refresh=False) as progress:  # no thread: processes are forked
             bar = progress.add_task(self.file, total=len(self.mutants))
             waiting, running = list(self.mutants), {}
             while waiting or running:
@@ -101,7 +102,8 @@ class Trial:
                 if status == SURVIVED:
                     self.survivors.append(mutant)
                     print(in_words(mutant), flush=True)
-                progress.advance(bar)
+                self.endless += os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM)
+                progress.update(bar, advance=1, refresh=True)
 
     def start(self, body, quiet=True):
         child = os.fork()
@@ -125,9 +127,8 @@ class Trial:
         if not put_in(mutant):
             return SURVIVED
         for number in self.reaching(mutant):
-            limit = 3 + 5 * self.reach[number][0]
-            signal.setitimer(signal.ITIMER_PROF, limit)  # of processor time; ends the process
-            signal.alarm(60 + int(20 * limit))
+            signal.setitimer(signal.ITIMER_PROF, 15 + 5 * self.reach[number][0])  # of processor time; ends the process
+            signal.alarm(600)
             if not green(self.items[number]):
                 return KILLED
         return SURVIVED
@@ -185,34 +186,36 @@ REASONS = reasons()
 
 
 def trial(file):
-    """(mutants, survivors) of a file, in a process of its own: tests of another file leave nothing behind."""
+    """All mutants of a file, tried."""
     plugin = Trial(file)
-    options = ["-q", "-s", "-p", "no:cacheprovider"]
+    options = ["-q", "-s", "-p", "no:cacheprovider", "--tb=native"]  # what takes least time to write down
     code = pytest.main([*options, *TESTS[file]], plugins=[plugin])
     if code or not plugin.mutants:
         sys.exit(f"{file}: no trial of its mutants was made ({code!r})")
-    return plugin.mutants, plugin.survivors
+    return plugin
 
 
 def main(files):
     os.chdir(ROOT)
     began, total = time.perf_counter(), Counter()
-    rows = [f"  {'file':22} {'mutants':>8} {'killed':>8} {'survived':>9} {'share':>7}"]
+    rows = [f"  {'file':18} {'mutants':>8} {'killed':>7} {'(endless)':>9} {'survived':>9} {'share':>7}"]
     for file in files or TESTS:
-        mutants, survivors = trial(file)
-        rows.append(row(file, len(mutants), len(survivors)))
-        total.update(
-            mutants=len(mutants), survived=len(survivors), unexplained=sum(m.name not in REASONS for m in survivors)
-        )
+        tried = trial(file)
+        unexplained = sum(mutant.name not in REASONS for mutant in tried.survivors)
+        figures = Counter(mutants=len(tried.mutants), survived=len(tried.survivors), endless=tried.endless)
+        rows.append(row(file, figures))
+        total.update(figures, unexplained=unexplained)
     share = 1 - total["survived"] / total["mutants"]
-    print("\n".join([*rows, row("together", total["mutants"], total["survived"])]))
+    print("\n".join([*rows, row("together", total)]))
     print(f"  asked: {ASKED:.0%} killed, and a reason for each that survives; {total['unexplained']} have none")
     print(f"  {time.perf_counter() - began:.0f} s with {PROCESSES} process(es)")
     return int(share < ASKED or total["unexplained"] > 0)
 
 
-def row(name, mutants, survived):
-    return f"  {name:22} {mutants:8} {mutants - survived:8} {survived:9} {1 - survived / mutants:7.1%}"
+def row(name, figures):
+    mutants, survived = figures["mutants"], figures["survived"]
+    killed = f"{mutants - survived:7} {'(' + str(figures['endless']) + ')':>9}"
+    return f"  {name:18} {mutants:8} {killed} {survived:9} {1 - survived / mutants:7.1%}"
 
 
 def in_words(mutant):
