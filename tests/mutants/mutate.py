@@ -6,6 +6,7 @@ variables replaced. What stands in an annotation is never executed, and what doe
 """
 
 import ast
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,10 +68,13 @@ class Mutant:
 
 
 def mutants_of(file):
-    """All mutants of a file of the package, in the order of its lines; of those that are the same to the interpreter,
-    one."""
-    source = (PACKAGE / file).read_text(encoding="utf-8")
-    spans, provider = _annotations(source), OperatorProvider()
+    """All mutants of a file of the package, in the order of its lines."""
+    return mutants_in((PACKAGE / file).read_text(encoding="utf-8"), file)
+
+
+def mutants_in(source, file):
+    """All mutants of a source text; of those that are the same to the interpreter, one."""
+    spans, provider = _never_executed(source), OperatorProvider()
     found = {_executed(source): None}
     for operator in (*(provider[name]() for name in NAMES), AugmentedAssignment()):
         for (line, column), mutated in _changed(source, operator):
@@ -105,10 +109,12 @@ def _executed(source):
         return None
 
 
-def _annotations(source):
-    """Where annotations begin and end."""
+def _never_executed(source):
+    """Where annotations begin and end, and the stars between arguments, which multiply nothing."""
+    stars = [(n, m.start()) for n, line in enumerate(source.split("\n"), 1) for m in re.finditer(r"\*,", line)]
     notes = [getattr(node, name, None) for node in ast.walk(ast.parse(source)) for name in ("annotation", "returns")]
-    return [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in notes if n is not None]
+    spans = [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in notes if n is not None]
+    return spans + [((line, column), (line, column + 1)) for line, column in stars]
 
 
 def _difference(source, mutated):
