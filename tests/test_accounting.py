@@ -144,10 +144,10 @@ def test_the_search_for_noise_ends_at_the_edge(monkeypatch, shape, coarse):
 
 
 def test_where_hardly_any_noise_is_needed_the_least_is_given(monkeypatch):
-    poisson_stand_in(monkeypatch, lambda s: 1e-3 / s)
-    assert ac.poisson_noise_multiplier(1.0, 1e-6, sampling_rate=0.25, steps=9) == ac.LEAST == 0.125
-    poisson_stand_in(monkeypatch, lambda s: 0.0)  # and where there is nothing to lose at all
-    assert ac.poisson_noise_multiplier(1.0, 1e-6, sampling_rate=0.25, steps=9) == ac.LEAST
+    assert ac.LEAST == 0.125
+    for needed in (0.0, 1e-3, 0.11, 0.125):
+        poisson_stand_in(monkeypatch, lambda s, needed=needed: needed / s)
+        assert ac.poisson_noise_multiplier(1.0, 1e-6, sampling_rate=0.25, steps=9) == ac.LEAST
 
 
 def test_noise_beyond_reach_is_refused(monkeypatch):
