@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test test-long test-integrations check bench bench-full docs reproduce clean
+.PHONY: setup demo test test-long test-integrations coverage mutants check bench bench-full docs reproduce clean
 
 setup: $(READY)
 
@@ -28,6 +28,12 @@ test-long: $(READY)  ## what takes minutes, only
 test-integrations: $(READY)  ## Lightning, Hugging Face, Flower's simulation engine, which are extras: installs them first
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lightning,huggingface,simulation]'
 	$(BIN)/python -m pytest -q tests/torch/test_integrations.py tests/federated/test_simulation.py
+
+coverage: $(READY)   ## which lines of the core the tests of `make test` execute; fails below 95 %
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not long" -n 2 --ignore=tests/acceptance --cov --cov-report=term
+
+mutants: $(READY)    ## one small change at a time in what privacy rests on: do the tests notice? Fails below 90 %
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.mutants
 
 check: $(READY)      ## format, lint, types and the fast tests, in under a minute
 	$(BIN)/ruff format --check .

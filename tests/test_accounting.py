@@ -50,8 +50,21 @@ def test_more_noise_is_more_private():
 
 
 def test_gdp_and_zcdp():
-    assert ac.gdp(2.0) == pytest.approx(0.5)
-    assert ac.zcdp(2.0) == pytest.approx(0.125)
+    """Never below 1/s and 1/(2s²), and above by less than 1e-9."""
+    for s in (0.3, 2.0, 7.0):
+        assert 1 / s < ac.gdp(s) < (1 + 1e-9) / s
+        assert 1 / (2 * s * s) < ac.zcdp(s) < (1 + 1e-9) / (2 * s * s)
+
+
+def test_hardly_any_noise():
+    """Where δ is near 1, another formula: safe, and right to the seventh digit, also of 1 − δ."""
+    for s in np.geomspace(0.01, 0.2, 12):
+        for x in (-30.0, -9.0, -6.0, -5.001, -4.999, -4.0, -2.0):  # in the formula, Φ(−x) − …
+            epsilon = (x + 0.5 / s) / s
+            if epsilon >= 0:
+                true = exact_delta(s, epsilon)
+                assert true <= ac.gaussian_delta(s, epsilon) <= 1
+                assert 1 - ac.gaussian_delta(s, epsilon) == pytest.approx(float(1 - true), rel=1e-7, abs=2e-10)
 
 
 def test_agreement_with_dp_accounting():
@@ -90,6 +103,75 @@ def test_poisson_calibration_is_safe_and_tight(epsilon, delta, rate, steps, know
     assert ac.poisson_epsilon(s, delta, **options) <= epsilon
     assert ac.poisson_epsilon(s * (1 - 1.001e-4), delta, **options) > epsilon
     assert known is None or s == pytest.approx(known, rel=1e-4)
+
+
+def poisson_stand_in(monkeypatch, shape, coarse=0.0):
+    """In place of dp-accounting's tables, which take seconds: ε = shape(s), and by so much more in the coarse table.
+    Returns how often the fine one was asked."""
+    asked = []
+
+    def account(s, rate, steps, interval=ac.FINE):
+        assert (rate, steps) == (0.25, 9)
+        asked.extend([s] * (interval == ac.FINE))
+        return lambda delta: shape(s) * (1.0 if interval == ac.FINE else 1 + coarse), None
+
+    monkeypatch.setattr(ac, "_poisson_account", account)
+    return asked
+
+
+SHAPES = {
+    "a power": lambda s: 5 / s,
+    "a steep power": lambda s: 300 * s**-4,
+    "two powers": lambda s: 0.1 / s + 40 / s**3,
+    "an exponential": lambda s: math.expm1(min(9 / s, 700)),
+    "a cliff": lambda s: 1e-3 if s > 4.567 else 50.0,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("coarse", [0.0, 1e-4, 0.003, 0.05, 0.5])
+def test_the_search_for_noise_ends_at_the_edge(monkeypatch, shape, coarse):
+    """Whatever the curve: private as the fine table has it, not with 1e-4 less noise, and after few fine tables."""
+    asked = poisson_stand_in(monkeypatch, shape, coarse)
+    smooth = shape is not SHAPES["a cliff"] and coarse <= 0.003
+    for epsilon in (0.01, 0.5, 1.0, 3.0, 30.0):
+        asked.clear()
+        s = ac.poisson_noise_multiplier(epsilon, 1e-6, sampling_rate=0.25, steps=9)
+        assert shape(s) <= epsilon
+        assert s == ac.LEAST or shape(s * (1 - 1.001e-4)) > epsilon
+        assert s >= ac.LEAST
+        assert len(asked) <= (5 if smooth else 25)
+
+
+def test_where_hardly_any_noise_is_needed_the_least_is_given(monkeypatch):
+    assert ac.LEAST == 0.125
+    for needed in (0.0, 1e-3, 0.11, 0.125):
+        poisson_stand_in(monkeypatch, lambda s, needed=needed: needed / s)
+        assert ac.poisson_noise_multiplier(1.0, 1e-6, sampling_rate=0.25, steps=9) == ac.LEAST
+
+
+def test_noise_beyond_reach_is_refused(monkeypatch):
+    """Tables have a floor below which no noise brings ε."""
+    poisson_stand_in(monkeypatch, lambda s: 2.0 + 1 / s)
+    with pytest.raises(ValueError, match="epsilon = 1 at delta = 1e-06 is out of reach of a PLD with 9 steps"):
+        ac.poisson_noise_multiplier(1.0, 1e-6, sampling_rate=0.25, steps=9)
+    poisson_stand_in(monkeypatch, lambda s: 5e5 / s)
+    assert ac.poisson_noise_multiplier(1.0, 1e-6, sampling_rate=0.25, steps=9) == pytest.approx(5e5, rel=1e-4)
+
+
+def test_poisson_samples_of_everyone_once_are_the_gaussian_mechanism():
+    """Never below the closed formula, and above by no more than the table is coarse; half of the records cost less."""
+    for s, delta in ((2.0, 1e-6), (5.0, 1e-3)):
+        known = ac.gaussian_epsilon(s, delta)
+        found = ac.poisson_epsilon(s, delta, sampling_rate=1.0, steps=1)
+        assert known * (1 - 1e-9) <= found <= known + 2 * ac.FINE
+        assert ac.poisson_delta(s, known, sampling_rate=1.0, steps=1) == pytest.approx(delta, rel=1e-2)
+        assert ac.poisson_epsilon(s, delta, sampling_rate=0.5, steps=1) < 0.8 * known
+        twice = ac.poisson_epsilon(s, delta, sampling_rate=1.0, steps=2)
+        assert twice == pytest.approx(ac.gaussian_epsilon(s / math.sqrt(2), delta), rel=1e-3)
+    assert ac.poisson_delta(2.0, 0.0, sampling_rate=1.0, steps=1) == pytest.approx(
+        ac.gaussian_delta(2.0, 0.0), rel=1e-2
+    )
 
 
 @pytest.mark.long

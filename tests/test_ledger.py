@@ -1,6 +1,9 @@
 """Both ledgers, against oracles that know nothing of how they are kept."""
 
+import hashlib
+import hmac
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -71,6 +74,34 @@ def test_eight_bytes_an_example():
         ParticipationLedger(ap.epochs(3, 7), 999).restore(ledger.state())
 
 
+def test_examples_that_are_not_there_are_refused_and_none_at_all_are_fine():
+    ledger = ParticipationLedger(ap.once(), 3)
+    ledger.check(0, np.array([], dtype=np.int64))
+    ledger.check(0, np.array([0, 2]))
+    for outside in ([-1], [3], [1, -1], [-3, 2], [0, 3]):
+        with pytest.raises(ParticipationError, match="dataset of 3 does not have"):
+            ledger.check(0, np.array(outside))
+
+
+def test_a_ledger_that_was_restored_goes_on_alike():
+    ledger = ParticipationLedger(ap.min_separation(2, 3), 4)
+    ledger.record(5, np.array([1, 2]))
+    state = ledger.state()
+    ledger.record(8, np.array([1]))
+    again = ParticipationLedger(ap.min_separation(2, 3), 4)
+    again.restore(state)
+    assert again.count.tolist() == [0, 1, 1, 0], "what came after the state is not in it"
+    assert again.when.nbytes + again.count.nbytes == 8 * 4
+    again.check(8, np.array([0, 1, 2, 3]))
+    with pytest.raises(ParticipationError, match="before the 3 steps"):
+        again.check(7, np.array([2]))
+    again.record(8, np.array([0, 1]))
+    assert state["count"].tolist() == [0, 1, 1, 0], "nor does it change the state"
+    for part in ("when", "count"):
+        with pytest.raises(ParticipationError, match="one of 5 examples, and the dataset has 4"):
+            again.restore({**state, part: np.zeros(5, np.int32)})
+
+
 def test_a_row_goes_out_with_one_sum_only(tmp_path):
     key = ap.Key.generate()
     key.save(tmp_path / "key")
@@ -95,7 +126,66 @@ def test_a_row_goes_out_with_one_sum_only(tmp_path):
         again.record(2, views)
     with open(path, "ab") as file:
         file.write(b"cut off")  # a crash in the middle of a record: its row was not drawn yet
-    assert len(WriteAheadLedger(key, run)) == 3
+    after_the_crash = WriteAheadLedger(key, run)
+    assert len(after_the_crash) == 3
+    after_the_crash.record(3, views)
+    assert path.stat().st_size == 4 * RECORD, "nothing of the record that was cut off is left"
+    WriteAheadLedger(key, run).record(3, views)
+
+
+def bytes_of(*sums):
+    return [memoryview(np.array(s, np.float32)).cast("B") for s in sums]
+
+
+def test_records_are_what_later_versions_will_look_for(tmp_path):
+    """HMAC-SHA256 of the step and the sums under a subkey, its first 16 bytes: by the standard library alone."""
+    key, run = ap.Key.generate(), "5" * 32
+    key.save(tmp_path / "key")
+    ledger = WriteAheadLedger(key, run, rank=3)
+    for step in range(2):
+        ledger.record(step, bytes_of([1.0, 2.0], [3.0]))
+    secret = key.subkey("ledger", run, "3").to_bytes(16, "little")
+    sums = np.array([1, 2, 3], "<f4").tobytes()
+    marks = [hmac.digest(secret, step.to_bytes(8, "little") + sums, hashlib.sha256)[:16] for step in range(2)]
+    assert (tmp_path / f"key.{run}.3.ledger").read_bytes() == b"".join(marks)
+    assert len(WriteAheadLedger(key, run)) == 0, "rank 0 has a file of its own"
+    assert (tmp_path / f"key.{run}.0.ledger").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_steps_before_the_first_are_not_this_runs_to_release(tmp_path, saved):
+    key, run = ap.Key.generate(), "7" * 32
+    if saved:
+        key.save(tmp_path / "key")
+    assert WriteAheadLedger.drawn_in(key, run) is None
+    for _ in range(2):  # the second time it is there already
+        ledger = WriteAheadLedger(key, run, first=2)
+        assert len(ledger) == WriteAheadLedger.drawn_in(key, run) == 2
+    with pytest.raises(ReplayError, match="released before"):
+        ledger.record(1, bytes_of([0.0]))
+    with pytest.raises(ReplayError, match="only 2 steps"):
+        ledger.record(3, bytes_of([0.0]))
+    ledger.record(2, bytes_of([0.0]))
+    WriteAheadLedger(key, run, rank=1).record(0, bytes_of([0.0]))
+    WriteAheadLedger(key, "8" * 32)
+    assert WriteAheadLedger.drawn_in(key, run) == 3, "the most of all its processes"
+    assert WriteAheadLedger.drawn_in(key, "8" * 32) == 0
+    assert WriteAheadLedger.drawn_in(key, "9" * 32) is None
+    assert len(WriteAheadLedger(key, run, first=2)) == 3
+    with pytest.raises(ReplayError, match="another sum"):
+        WriteAheadLedger(key, run).record(2, bytes_of([1.0]))
+
+
+def test_what_is_recorded_is_on_the_disk_when_it_says_so(tmp_path, monkeypatch):
+    key, synced = ap.Key.generate(), []
+    WriteAheadLedger(key, "1" * 32).sync()  # of a key without a file there is nothing to write
+    key.save(tmp_path / "key")
+    ledger = WriteAheadLedger(key, "1" * 32)
+    ledger.record(0, bytes_of([1.0]))
+    assert (tmp_path / f"key.{'1' * 32}.0.ledger").stat().st_size == RECORD, "without a buffer of ours"
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
+    ledger.sync()
+    assert synced == [RECORD]
 
 
 def test_records_tell_nothing_without_the_key():

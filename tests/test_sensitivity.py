@@ -87,6 +87,57 @@ def test_few_bands_make_a_minimum_separation_exact():
     assert sensitivity(C, min_separation(3, 3)) == pytest.approx(brute.sensitivity(C, min_separation(3, 3), rng))
 
 
+def test_a_minimum_separation_costs_what_the_bound_says():
+    """max over patterns π of Σ_{i∈π} u_i, where u_i is the largest Σ_{i'∈π'} |X_ii'| of a pattern π' with i in it."""
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        steps, count, apart = (int(rng.integers(1, high)) for high in (9, 5, 5))
+        C, participation = np.tril(rng.normal(size=(steps, steps))), min_separation(count, apart)
+        X, patterns = np.abs(C.T @ C), brute.patterns(participation, steps)
+        best = [max(X[i, list(p)].sum() for p in patterns if i in p) for i in range(steps)]
+        bound = max(sum(best[i] for i in p) for p in patterns)
+        assert sensitivity(C, participation) ** 2 == pytest.approx(bound, rel=1e-12)
+
+
+def test_what_is_called_exact():
+    """One participation always; a fixed order unless a cross term is more negative than the tolerance."""
+    for participation in (once(), min_separation(1, 1)):
+        assert is_exact(np.array([[1.0, 1.0], [0.0, 1.0]]), participation)
+    assert is_exact(np.eye(4), epochs(2, every=2), tolerance=0.0)
+    nearly = np.array([[1.0, -1e-6], [0.0, 1.0]])  # attained but for about 1e-6
+    assert not is_exact(nearly, epochs(2, every=1))
+    assert is_exact(nearly, epochs(2, every=1), tolerance=1e-5)
+    assert is_exact(nearly * [[1, 1e-4], [1, 1]], epochs(2, every=1))
+    tall = np.array([[1.0, 0.0], [0.0, 1.0], [0.3, -0.3]])
+    assert not is_exact(tall, epochs(2, every=1))
+    assert not is_exact(tall, min_separation(2, 1))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_columns_that_cancel_are_an_upper_bound_at_every_scale(scale):
+    """Equal gradients reach nothing there, or a little less in floats."""
+    C = np.array([[0.7, -0.3, -0.4]]) * scale
+    assert sensitivity(C, epochs(3, every=1)) == pytest.approx(1.4 * scale)
+    assert not is_exact(C, epochs(3, every=1))
+
+
+class NoGram:
+    """Columns too many for their Gram matrix."""
+
+    steps = 6
+
+    def squared_norms(self):
+        return np.arange(1.0, 7.0)
+
+    def gram(self, indices):
+        raise MemoryError
+
+
+def test_one_participation_needs_the_norms_alone():
+    for participation in (once(), min_separation(1, 2), min_separation(3, 6)):
+        assert sensitivity(NoGram(), participation) ** 2 == pytest.approx(6.0)
+
+
 def test_more_participations_than_fit_cost_no_more():
     """And no more time: a thousand million are as many as there is room for."""
     rng = np.random.default_rng(4)

@@ -147,6 +147,6 @@ def _best_sums(weights: Array, count: int, apart: int) -> Array:
 def _running_best(weights: Array, best: Array, apart: int) -> Array:
     """One more participation: at step j, on top of the best with last step ≤ j − apart; then the best so far."""
     earlier = np.zeros_like(best)
-    earlier[..., apart:] = best[..., :-apart] if apart < best.shape[-1] else 0.0
+    earlier[..., apart:] = best[..., :-apart]
     running: Array = np.maximum.accumulate(weights + earlier, axis=-1)
     return running

@@ -1,8 +1,10 @@
 import copy
+import hashlib
 import json
 import os
 import pickle
 import random
+import re
 import stat
 
 import pytest
@@ -44,14 +46,28 @@ def test_the_file_is_its_owners_alone(tmp_path):
     assert ap.Key.load(path) == key
     with pytest.raises(FileExistsError):
         ap.Key.generate().save(path)
-    for mode in (0o640, 0o604, 0o666):
+    for mode in (0o666, *(0o600 | 1 << bit for bit in range(6))):
         path.chmod(mode)
-        with pytest.raises(ap.KeyFileError, match="lets others read"):
+        with pytest.raises(ap.KeyFileError, match=f"mode {mode:o} lets others read"):
             ap.Key.load(path)
 
 
+def key_file(antiphase="key", version=1, secret=SECRET):
+    return json.dumps({"antiphase": antiphase, "version": version, "key": secret.hex()}).encode()
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"\x80\x04.", b'{"antiphase": "key", "version": 1, "key": "00"}', b"[1]"]
+    "content",
+    [
+        b"",
+        b"{}",
+        b"\x80\x04.",
+        b"[1]",
+        b"[" * 10_000,
+        key_file(secret=b"0"),
+        key_file("mechanism"),
+        key_file(version=2),
+    ],
 )
 def test_a_damaged_key_file_is_refused_without_showing_it(tmp_path, content):
     path = tmp_path / "key"
@@ -80,6 +96,58 @@ def test_a_key_file_records_its_runs(tmp_path):
         file.write(b'\n{"run": "cut o')  # a crash in the middle of a record
     third = m.noise(10, key=ap.Key.load(path))
     assert [r["run"] for r in ap.Key.load(path).runs()] == [first.run, second.run, third.run]
+
+
+def test_lines_that_are_no_runs_are_passed_over(tmp_path):
+    path = tmp_path / "key"
+    ap.Key(SECRET).save(path)
+    key = ap.Key.load(path)
+    first = key.start_run("m")
+    with open(path, "ab") as file:
+        file.write(b'\n[1]\n"run"\n{"walk": 1}\n\xff\n' + b"[" * 10_000 + b"\n")
+    second = key.start_run("m")
+    assert [record["run"] for record in key.runs()] == [first, second]
+    assert first != second
+    assert len(bytes.fromhex(first)) == 16
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_runs_that_took_the_place_of_one_another_are_a_family(tmp_path, saved):
+    key = ap.Key.generate()
+    if saved:
+        key.save(tmp_path / "key")
+    a, alone = key.start_run("m"), key.start_run("m")
+    b = key.start_run("m", after=a)
+    c, d = key.start_run("m", after=b), key.start_run("m", after=a)
+    assert all(key.family(run) == {a, b, c, d} for run in (a, b, c, d))
+    assert key.family(alone) == {alone}
+    assert [record.get("after") for record in key.runs()] == [None, None, a, b, a]
+    assert key.check_run(c) == c
+    if saved:
+        with pytest.raises(ap.KeyFileError, match="knows no run"):
+            key.check_run("0" * 32)
+
+
+def test_subkeys_are_those_of_every_version():
+    """Keyed BLAKE2b of the parts, each after its length: by the standard library alone. A run goes on with them."""
+    parts = b"\5\0\0\0\0\0\0\0noise" + b"\2\0\0\0\0\0\0\0\xc3\xa9"
+    digest = hashlib.blake2b(parts, key=SECRET, digest_size=16, person=b"antiphase-noise1").digest()
+    assert ap.Key(SECRET).subkey("noise", "é") == int.from_bytes(digest, "little")
+    assert ap.Key(SECRET).fingerprint() == f"{ap.Key(SECRET).subkey('fingerprint'):032x}"
+    assert len(ap.Key.insecure(2).fingerprint()) == 32
+    seeded = hashlib.blake2b(b"7", digest_size=32, person=b"antiphase-seed").digest()
+    assert ap.Key.insecure(7) == ap.Key(seeded)
+    assert ap.Key.insecure(0).is_insecure
+
+
+def test_keys_are_equal_if_their_secrets_are():
+    key = ap.Key(SECRET)
+    assert key == ap.Key(bytearray(SECRET))
+    assert hash(key) == hash(ap.Key(SECRET)) != hash(ap.Key(SECRET[::-1]))
+    assert key != ap.Key(SECRET[::-1])
+    assert key != SECRET
+    assert not key.is_insecure
+    assert key.path is None
 
 
 def test_subkeys_are_separate():
@@ -111,7 +179,11 @@ def test_insecure_keys_say_so():
         (lambda: ap.Key("password" * 4), "bytes, not of str"),
         (lambda: ap.Key.insecure(-1), "seed = -1"),
         (lambda: ap.Key.insecure("x"), "seed = 'x'"),
-        (lambda: ap.Key.generate().check_run("xyz"), "run = 'xyz'"),
+        (lambda: ap.Key(SECRET + b"!"), "32 bytes; these are 33"),
+        *(
+            (lambda run=run: ap.Key.generate().check_run(run), re.escape(f"run = {run!r}"))
+            for run in ("xyz", "", "a" * 31, "a" * 33, "A" * 32, "g" + "0" * 31, 7, ["0"] * 32)
+        ),
     ],
 )
 def test_bad_input_is_named(call, words):

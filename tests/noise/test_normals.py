@@ -1,3 +1,5 @@
+import ctypes
+
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -21,7 +23,11 @@ def expected(step, chunk, lane):
     start = (lane << 112) + (step << 64) + chunk * CHUNK // 4
     blocks = b"".join((start + i).to_bytes(16, "little") for i in range(CHUNK // 4))
     words = np.frombuffer(aes.update(blocks), "<u4").astype(np.uint64)
-    first, second = words[:HALF], words[HALF:]
+    return box_muller(words[:HALF], words[HALF:])
+
+
+def box_muller(first, second):
+    """Of words of 32 bits: 40 bits for the radius, 24 for the angle."""
     forty = (first << 8) | (second & 255)
     radius = np.sqrt(-2 * np.log((forty + 0.5) * 2.0**-40))
     angle = 2 * np.pi * (second >> 8) * 2.0**-24 - np.pi / 4
@@ -33,6 +39,37 @@ def expected(step, chunk, lane):
 )
 def test_normals_are_aes_128_in_counter_mode(step, chunk, lane):
     np.testing.assert_allclose(drawn(1, step, chunk, lane), expected(step, chunk, lane), atol=4e-5)
+
+
+def from_words(first, second):
+    """The normals of a generator that gives these words."""
+    bits = np.concatenate([first, second]).astype("<u4").view("<u8").tolist()
+    given = iter(bits)
+    function = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(lambda _: next(given))
+    out = np.empty(CHUNK, np.float32)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    normals.draw(address, 0, np.zeros(normals.WORDS, np.uint64), 0, 0, out)
+    return out
+
+
+def test_every_bit_counts_out_to_the_tails():
+    """Small uniform numbers have the bits they need: words from 0 on, all angles, against the formula in float64."""
+    rng = np.random.default_rng(0)
+    scale = 2 ** rng.uniform(0, 32, size=HALF)  # as many small words as large ones
+    first = (scale * rng.random(HALF)).astype(np.uint64)
+    second = rng.integers(2**32, size=HALF, dtype=np.uint64)
+    first[:6], second[:6] = 0, [0, 1, 255, 256, 2**31, 2**32 - 1]
+    exact, made = box_muller(first, second), from_words(first, second)
+    radius = np.hypot(exact[:HALF], exact[HALF:])
+    allowed = np.tile(1e-6 + 2e-7 / radius, 2)  # of u near 1, where the radius is small, float32 knows less
+    assert (np.abs(made - exact) <= allowed).all()
+    assert np.hypot(made[0], made[HALF]) == pytest.approx(np.sqrt(82 * np.log(2)), rel=1e-6)  # 7.54
+
+
+def test_the_largest_words_make_no_more_than_a_zero():
+    """u rounds to 1 there: its logarithm to 0 or a little more, of which the root must be a number."""
+    second = np.random.default_rng(0).integers(2**32, size=HALF, dtype=np.uint64)
+    assert np.abs(from_words(np.full(HALF, 2**32 - 1, np.uint64), second)).max() < 1e-3
 
 
 def test_any_order_and_any_number_at_once_give_the_same():
@@ -89,3 +126,42 @@ def test_where_the_counter_is_not_known_there_is_a_new_generator_every_time(monk
     monkeypatch.setattr(normals, "_counter_is_known", lambda: False)
     assert np.array_equal(rows(), known)
     assert len(np.unique(known)) > 0.99 * known.size
+
+
+class Elsewhere(normals.AESCounter):
+    """A generator that has used another share of its buffer than we think."""
+
+    @property
+    def state(self):
+        state = super().state
+        state["s"]["offset"] = 16
+        return state
+
+
+def test_a_counter_kept_elsewhere_is_noticed_before_anything_is_written(monkeypatch):
+    look, real = normals._counter_is_known.__wrapped__, normals._memory
+    assert look()
+    monkeypatch.setattr(normals, "_memory", lambda generator: real(generator).copy())
+    assert not look(), "what was written moved no counter"
+    for word in (0, 7, normals.OFFSET):
+        seen = []
+
+        def other(generator, word=word, seen=seen):
+            memory = real(generator).copy()
+            memory[word] += np.uint64(1)
+            seen += [memory, memory.copy()]
+            return memory
+
+        monkeypatch.setattr(normals, "_memory", other)
+        assert not look(), word
+        assert np.array_equal(*seen), "not written to"
+
+    def sixteen(generator):
+        memory = real(generator).copy()
+        memory[normals.OFFSET] = 16
+        return memory
+
+    monkeypatch.setattr(normals, "_memory", sixteen)
+    monkeypatch.setattr(normals, "AESCounter", Elsewhere)
+    monkeypatch.setattr(normals, "aim", None)
+    assert not look()

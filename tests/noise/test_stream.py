@@ -14,7 +14,8 @@ from antiphase.factorization.blocks import block_optimum
 from antiphase.factorization.dense import Dense
 from antiphase.noise import stream as module
 from antiphase.noise.engines import Nodes, Regenerated, Ring, States
-from antiphase.noise.stream import WORTH_A_THREAD, engine_for, parse_memory
+from antiphase.noise.normals import CHUNK
+from antiphase.noise.stream import WORTH_A_THREAD, NoiseStream, engine_for, parse_memory
 from antiphase.objective import Average, Restarts
 from tests.statistics import whitening
 
@@ -107,6 +108,89 @@ def test_threads_memory_and_length_change_no_bit(mechanism):
     np.testing.assert_array_equal(rows_of(mechanism, 5000, memory=small), plain)
 
 
+@pytest.mark.parametrize("name", ["ring", "regenerated, blocks", "buffers, restarts", "tree, online"])
+def test_long_rows_are_made_of_pieces(mechanism):
+    """A row of 70 chunks, by one thread or several, is that of its parts, each made alone."""
+    key, length = ap.Key.insecure(1), 70 * CHUNK - 5
+    whole = rows_of(mechanism, length, threads=1)[:9]
+    assert len(np.unique(whole)) > 0.98 * whole.size
+    for threads in (2, 3, 100):
+        stream = mechanism.noise(length, key=key, run=RUN, threads=threads)
+        np.testing.assert_array_equal([stream.next() for _ in range(9)], whole)
+    for first, count in ((0, 1), (31, 3), (64, 6)):
+        part = slice(first * CHUNK, min((first + count) * CHUNK, length))
+        stream = NoiseStream(
+            mechanism, shapes={"": (part.stop - part.start,)}, first_chunks={"": first}, key=key, run=RUN
+        )
+        np.testing.assert_array_equal([stream.next()[""] for _ in range(9)], whole[:, part])
+
+
+@pytest.mark.parametrize("rows", [4, 8, 36, 200])
+def test_many_rows_however_few_are_kept(rows):
+    """150 steps that all see one another: as float64 has them, whether or not all of them fit."""
+    f = ap.design("sqrt-toeplitz", steps=150)
+    m = ap.calibrate(f, noise_multiplier=1.3)
+    stream = m.noise(64, key=ap.Key.insecure(1), run=RUN, memory=4 * CHUNK * rows + 11)
+    assert isinstance(stream._engine, Regenerated)
+    assert stream.memory == 4 * CHUNK * min(rows, 152)
+    made = np.array(list(stream), dtype=np.float64)
+    Z = np.array([normals(stream, t)[:64] for t in range(150)], dtype=np.float64)
+    exact = m.noise_scale * solve_triangular(f.encoder(), Z, lower=True)
+    np.testing.assert_allclose(made, exact, atol=1e-5 * m.noise_scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "restarts"),
+    [
+        ("independent", lambda step: step),
+        ("ring", lambda step: 0),
+        ("ring, blocks", lambda step: step // 5 * 5),
+        ("buffers, restarts", lambda step: step // 5 * 5),
+        ("regenerated", lambda step: step),
+        ("tree, plain", lambda step: 0),
+    ],
+)
+def test_no_more_is_made_again_than_what_came_after_the_last_restart(mechanism, restarts):
+    engine = engine_for(mechanism.factorization, 1.0, CHUNK, 10**8)
+    assert [engine.restart(step) for step in range(T)] == [restarts(step) for step in range(T)]
+
+
+def test_what_is_kept_from_row_to_row():
+    """In vectors of the row's length: p − 1 rows, a node a level, a buffer each; nothing for independent noise."""
+    kept = {
+        "independent": 0, "ring": 3, "ring, blocks": 4, "ring, whole": T - 1, "tree, plain": 6, "tree, online": 6,
+        "regenerated": T, "regenerated, blocks": 8,
+    }  # fmt: skip
+    for name, vectors in kept.items():
+        make, kind, longest = ENGINES[name]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "LONGEST_RING", longest)
+            engine = engine_for(make(), 1.0, 3 * CHUNK, 10**8)
+        assert isinstance(engine, kind), name
+        assert engine.memory == vectors * 4 * 3 * CHUNK, name
+    streamed = ap.design("dp-mf", steps=T)
+    assert engine_for(streamed, 1.0, 3 * CHUNK, 10**8).memory == streamed.buffers * 4 * 3 * CHUNK
+
+
+def test_64_diagonals_are_kept_and_65_are_drawn_again():
+    for steps, kind in ((63, Ring), (64, Ring), (65, Regenerated)):
+        assert isinstance(engine_for(ap.design("sqrt-toeplitz", steps=steps), 1.0, CHUNK, 10**8), kind)
+
+
+def test_threads_are_for_long_rows(monkeypatch):
+    m = ap.calibrate(ap.design("dp-sgd", steps=2), noise_multiplier=1.0)
+
+    def threads(length, cores):
+        monkeypatch.setattr(module.os, "cpu_count", lambda: cores)
+        return m.noise(length, key=ap.Key.insecure(1))._threads
+
+    assert [threads(63 * 1024, cores) for cores in (None, 1, 8)] == [1, 1, 1]
+    assert [threads(63 * 1024 + 1, cores) for cores in (None, 1, 2, 3, 4, 8)] == [1, 1, 2, 3, 4, 4]
+    stream = m.noise(70 * CHUNK, key=ap.Key.insecure(1), threads=3)
+    stream.next()
+    assert stream._pool._max_workers == 2, "besides the one that asks"
+
+
 @EVERY_ENGINE
 def test_a_stream_goes_on_where_it_stopped_bit_for_bit(mechanism):
     whole = rows_of(mechanism, 3000)
@@ -190,9 +274,13 @@ def test_rows_are_written_where_they_are_wanted():
     tensors = {"w": torch.zeros(3, 5)}
     named.next(tensors)
     assert tensors["w"].abs().min() > 0
-    for bad in (np.empty(99, np.float32), np.empty(100), torch.empty(100, dtype=torch.bfloat16).float()[:50]):
+    fixed = np.empty(100, np.float32)
+    fixed.flags.writeable = False
+    for bad in (np.empty(99, np.float32), np.empty(100), torch.empty(100, dtype=torch.bfloat16).float()[:50], fixed):
         with pytest.raises(ValueError, match="out has shape"):
             stream.next(bad)
+    with pytest.raises(ValueError, match=r"out\['w'\] has shape \(5, 3\) and type float32.* of shape \(3, 5\)"):
+        named.next({"w": np.empty((5, 3), np.float32)})
     assert stream.position == 3
 
 
@@ -308,21 +396,26 @@ def test_a_row_that_was_interrupted_is_not_gone_on_from(monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stream._engine, "work", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        stream.next()
-    with pytest.raises(RuntimeError, match="restore the stream"):
-        stream.next()
-    assert stream.position == 1
+    skipped = m.noise(100, key=ap.Key.insecure(1))
+    skipped.next()
+    for broken, go_on in ((stream, stream.next), (skipped, lambda: skipped.skip(2))):
+        monkeypatch.setattr(broken._engine, "work", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            go_on()
+        for ask in (broken.next, lambda b=broken: b.skip(1)):
+            with pytest.raises(RuntimeError, match="restore the stream"):
+                ask()
+        assert broken.position == 1
 
 
 def test_another_mechanisms_state_is_refused():
     m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
     other = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.1)
     state = m.noise(10, key=ap.Key.generate()).state()
-    with pytest.raises(ap.StateError, match="belongs to mechanism"):
+    with pytest.raises(ap.StateError, match=f"mechanism {m.digest[:16]}…, not to {other.digest[:16]}…"):
         other.resume(state, key=ap.Key.generate())
-    for damaged in (None, {}, {**state, "position": -1}, {**state, "version": 2}, {**state, "shapes": 3}, "state"):
+    wrong = [{"position": p} for p in (-1, True, 1.0, "1", None)] + [{"version": 2}, {"version": 0}, {"shapes": 3}]
+    for damaged in (None, {}, "state", *({**state, **w} for w in wrong)):
         with pytest.raises(ap.StateError, match="not the state"):
             m.resume(damaged, key=ap.Key.generate())
     with pytest.raises(ap.HorizonError):
@@ -357,17 +450,51 @@ def test_bad_input_is_named(call, words):
         call()
 
 
+def test_tensors_without_a_name_and_vectors_are_told_apart_after_a_restart():
+    key = ap.Key.insecure(1)
+    for options in ({"dimension": 3}, {"shapes": {"": (3,)}}, {"shapes": {"": 3, "a": ()}}):
+        stream = M.noise(key=key, run=RUN, **options)
+        stream.next()
+        again = M.resume(stream.state(), key=key)
+        row, same = stream.next(), again.next()
+        assert type(row) is type(same)
+        assert again.state() == stream.state()
+        for one, other in zip(*(r.values() if isinstance(r, dict) else [r] for r in (row, same)), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_sizes_in_words():
     assert [parse_memory(s) for s in ("1KB", "2 MiB", "1.5gb", "7", 9)] == [1000, 2 << 20, 1_500_000_000, 7, 9]
+
+
+class ElsewhereTensor:
+    """As a tensor on another device might be: what it gives is a copy."""
+
+    def detach(self):
+        return self
+
+    def numpy(self):
+        return np.zeros(4, np.float32)
+
+    def data_ptr(self):
+        return 0
+
+
+class ListTensor(ElsewhereTensor):
+    def numpy(self):
+        return [0.0] * 4
 
 
 def test_noise_is_written_to_the_place_itself_and_to_no_place_twice():
     m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
     stream = m.noise(4, key=ap.Key.insecure(1))
-    for bad in ([np.float32(0)] * 4, torch.zeros(1).expand(4), np.broadcast_to(np.float32(0), 4)):
-        with pytest.raises(ValueError, match="out"):
+    spread = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (4,), (0,))
+    for bad in ([np.float32(0)] * 4, torch.zeros(1).expand(4), spread, ElsewhereTensor(), ListTensor()):
+        with pytest.raises(ValueError, match="of its own memory"):
             stream.next(bad)
     assert stream.position == 0
+    alone = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (1,), (0,))  # one place is one place
+    assert m.noise(1, key=ap.Key.insecure(1)).next(alone)[0] != 0
     shared = torch.zeros(4)
     named = m.noise(shapes={"a": 4, "b": 4}, key=ap.Key.insecure(1))
     with pytest.raises(ValueError, match="same memory"):
@@ -392,6 +519,7 @@ def test_a_row_that_was_begun_in_the_background_is_the_same_row(name):
     plain, ahead = stream(), stream()
     rows = [plain.next() for _ in range(12)]
     ahead.prepare()
+    assert ahead._ahead is not None
     assert ahead.position == 0, "nothing was given out"
     assert np.array_equal(ahead.next(), rows[0])
     ahead.prepare()
@@ -419,7 +547,18 @@ def test_a_failure_in_the_background_is_not_passed_over(monkeypatch):
     )
     monkeypatch.setattr(stream._engine, "work", lambda *_: 1 / 0)
     stream.prepare()
+    assert stream._ahead is not None
     with pytest.raises(ZeroDivisionError):
         stream.next()
+    begun = stream._ahead
+    stream.prepare()
+    assert stream._ahead is begun, "nothing more is begun"
     with pytest.raises(RuntimeError, match="interrupted"):
         stream.next()
+
+
+def test_a_short_row_is_not_worth_a_thread():
+    stream = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0).noise(63 * CHUNK, key=ap.Key.insecure(1))
+    stream.prepare()
+    assert stream._ahead is None
+    assert stream._pool is None

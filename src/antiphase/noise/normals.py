@@ -93,9 +93,9 @@ def _counter_is_known() -> bool:
     state = moved.state["s"]
     memory = _memory(moved)
     # PRIVACY: a counter that is not moved would give the same noise twice; so look before writing, and compare.   [G12]
-    if not np.array_equal(memory[:8], state["counter"]) or int(memory[OFFSET]) != state["offset"] == 24:
+    if not (np.array_equal(memory[:8], state["counter"]) and int(memory[OFFSET]) == state["offset"] == 24):
         return False
-    aim(memory, block & 0xFFFFFFFFFFFFFFFF, block >> 64)
+    aim(memory, np.uint64(block & 0xFFFFFFFFFFFFFFFF), np.uint64(block >> 64))
     return bool(np.array_equal(moved.random_raw(25), new.random_raw(25)))
 
 
@@ -134,7 +134,7 @@ _ONE, _TWO, _ONE_HALF = _f(1.0), _f(2.0), _f(0.5)
 
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)
-def aim(memory: NDArray[np.uint64], low: int, high: int) -> None:
+def aim(memory: NDArray[np.uint64], low: int | np.uint64, high: int | np.uint64) -> None:
     """Set the counter to ``high·2⁶⁴ + low``, with nothing left in the buffer."""
     for i in range(4):
         memory[2 * i] = np.uint64(low) + np.uint64(i)

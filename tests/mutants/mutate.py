@@ -1,0 +1,126 @@
+"""The mutants of a file: each is the file with one small change, made by an operator of cosmic-ray.
+
+Of its operators we take one partner for each arithmetic operator and both neighbours of each comparison; to these come
+augmented assignments, which it leaves alone. Not taken: decorators removed (what is compiled would be interpreted) and
+variables replaced. What stands in an annotation is never executed, and what does not compile is no mutant.
+"""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import parso
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.operator import Operator
+from cosmic_ray.operators.provider import OperatorProvider
+
+PACKAGE = Path(__file__).parents[2] / "src" / "antiphase"
+
+ARITHMETIC = (
+    "Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv", "Pow_Mul", "LShift_RShift",
+    "RShift_LShift", "BitAnd_BitOr", "BitOr_BitAnd",
+)  # fmt: skip
+COMPARISONS = (
+    "Lt_LtE", "Lt_GtE", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_LtE", "GtE_Gt", "GtE_Lt", "Eq_NotEq", "NotEq_Eq", "Is_IsNot",
+    "IsNot_Is",
+)  # fmt: skip
+NAMES = [
+    *(f"ReplaceBinaryOperator_{pair}" for pair in ARITHMETIC),
+    *(f"ReplaceComparisonOperator_{pair}" for pair in COMPARISONS),
+    "ReplaceUnaryOperator_USub_UAdd", "ReplaceUnaryOperator_Delete_Not", "AddNot", "ReplaceTrueWithFalse",
+    "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceBreakWithContinue",
+    "ReplaceContinueWithBreak", "ExceptionReplacer", "NumberReplacer", "ZeroIterationForLoop",
+]  # fmt: skip
+
+
+class AugmentedAssignment(Operator):
+    """``x += y`` to ``x -= y``, ``x *= y`` to ``x /= y``, and back."""
+
+    PARTNERS = {"+=": "-=", "-=": "+=", "*=": "/=", "/=": "*="}  # noqa: RUF012
+
+    def mutation_positions(self, node):
+        if isinstance(node, parso.python.tree.Operator) and node.value in self.PARTNERS:
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node, index):
+        node.value = self.PARTNERS[node.value]
+        return node
+
+    @classmethod
+    def examples(cls):
+        return ()
+
+
+@dataclass(frozen=True)
+class Mutant:
+    file: str  # within the package
+    line: int
+    before: str  # what differs, by lines, without the space around them
+    after: str
+    source: str  # all of it
+
+    @property
+    def name(self):
+        """What it is known by, wherever in the file it stands."""
+        return self.file, self.before, self.after
+
+
+def mutants_of(file):
+    """All mutants of a file of the package, in the order of its lines."""
+    return mutants_in((PACKAGE / file).read_text(encoding="utf-8"), file)
+
+
+def mutants_in(source, file):
+    """All mutants of a source text; of those that are the same to the interpreter, one."""
+    spans, provider = _never_executed(source), OperatorProvider()
+    found = {_executed(source): None}
+    for operator in (*(provider[name]() for name in NAMES), AugmentedAssignment()):
+        for (line, column), mutated in _changed(source, operator):
+            executed = _executed(mutated)
+            if executed is None or executed in found or any(first <= (line, column) < last for first, last in spans):
+                continue
+            found[executed] = Mutant(file, line, *_difference(source, mutated), mutated)
+    return sorted(filter(None, found.values()), key=lambda mutant: mutant.line)
+
+
+def _changed(source, operator):
+    """((line, column), source) for every place where the operator applies; one definition is parsed at a time."""
+    done, parts = "", [node.get_code() for node in get_ast(source).children]
+    for number, part in enumerate(parts):
+        positions = [start for node in ast_nodes(get_ast(part)) for start, _ in operator.mutation_positions(node)]
+        for occurrence, (line, column) in enumerate(positions):
+            mutated = mutate_code(part, operator, occurrence)
+            yield (line + done.count("\n"), column), done + mutated + "".join(parts[number + 1 :])
+        done += part
+
+
+def fingerprint(code):
+    """What a code object and those within it do, whatever the lines and columns they come from."""
+    constants = tuple(fingerprint(c) if hasattr(c, "co_code") else (type(c), repr(c)) for c in code.co_consts)
+    return code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_exceptiontable
+
+
+def _executed(source):
+    try:
+        return fingerprint(compile(source, "mutant", "exec"))
+    except SyntaxError:
+        return None
+
+
+def _never_executed(source):
+    """Where annotations begin and end, and the stars between arguments, which multiply nothing."""
+    stars = [(n, m.start()) for n, line in enumerate(source.split("\n"), 1) for m in re.finditer(r"\*,", line)]
+    notes = [getattr(node, name, None) for node in ast.walk(ast.parse(source)) for name in ("annotation", "returns")]
+    spans = [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in notes if n is not None]
+    return spans + [((line, column), (line, column + 1)) for line, column in stars]
+
+
+def _difference(source, mutated):
+    """The lines that differ."""
+    old, new = source.split("\n"), mutated.split("\n")
+    for end in (0, -1):
+        while old[end] == new[end]:
+            del old[end], new[end]
+    return [" ".join(" ".join(lines).split()) for lines in (old, new)]
