@@ -360,11 +360,15 @@ def _levels(summed: dict[str, Any]) -> dict[str, float]:
 
 
 def _as_it_is(summed: dict[str, Any]) -> str:
-    return f"{summed['data']}, {summed['users']:,} users, {summed['clients a round']} a round"
+    return f"{_name(summed)}, {summed['users']:,} users, {summed['clients a round']} a round"
 
 
 def _projected(summed: dict[str, Any]) -> str:
-    return f"Projection: {summed['data']}, with the noise of {MANY} users a round"
+    return f"{_name(summed)}, projected: the noise of {MANY} users a round"
+
+
+def _name(summed: dict[str, Any]) -> str:
+    return str(summed["data"]).removesuffix(".gz").removesuffix(".jsonl")
 
 
 def _note(record: dict[str, Any]) -> str:
