@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from antiphase.errors import StudyError
-from antiphase.studies import NAMES, running
+from antiphase.studies import NAMES, running, text
 from antiphase.studies.running import run
 from tests.studies import toy
 
@@ -197,6 +197,18 @@ def _imported(folder, monkeypatch, text, other="def doubled(x):\n    return 2 * 
     return running.fingerprint(study.work)
 
 
+@pytest.fixture
+def crowd(tmp_path, monkeypatch):
+    """As many users as the text study needs at full size, so that nothing is downloaded."""
+    said = [{"user": f"u{i}", "text": "so it is", "split": ("train", "val", "test")[i % 3]} for i in range(3 * 2048)]
+    (tmp_path / "users.jsonl").write_text("\n".join(map(json.dumps, said)))
+    monkeypatch.setenv(text.SOURCE, str(tmp_path / "users.jsonl"))
+    text._texts.cache_clear()
+    yield
+    text._texts.cache_clear()
+
+
+@pytest.mark.usefixtures("crowd")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_study_has_what_a_study_has(name):
     """And its settings are JSON, each cell of its own."""
