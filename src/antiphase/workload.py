@@ -337,9 +337,8 @@ class Workload(Value):
             return self.matrix
         shifted = np.zeros_like(self.matrix)
         shifted[:, :-1] = self.matrix[:, 1:]  # A Z: the gradient of step j reacts to iterate j − 1
-        damped: Array = scipy.linalg.solve_triangular(
-            np.eye(self.steps) + self.curvature * shifted, self.matrix, lower=True
-        )
+        reaction = np.eye(self.steps) + self.curvature * shifted
+        damped: Array = scipy.linalg.solve_triangular(reaction, self.matrix, lower=True)
         return damped
 
     def _rows(self, name: str, value: Any) -> Array:
@@ -412,9 +411,8 @@ def _solve_bands(bands: Array, rows: Array) -> Array:
     for i in range(min(width, steps)):
         stored[i, : steps - i] = bands[i:, i]
     columns = rows if rows.ndim == 2 else rows[:, None]
-    solution, info = scipy.linalg.lapack.dtbtrs(
-        stored, columns, uplo="L"
-    )  # no pivoting, so what is triangular stays triangular
+    # No pivoting, so what is triangular stays triangular.
+    solution, info = scipy.linalg.lapack.dtbtrs(stored, columns, uplo="L")
     if info:
         raise np.linalg.LinAlgError(f"row {info - 1} of a banded triangular matrix has a 0 on the diagonal")
     out: Array = np.ascontiguousarray(solution).reshape(rows.shape)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from benchmarks import step as benchmark
 
-from antiphase import data
-from antiphase.errors import DataError, StudyError
+from antiphase.errors import StudyError
 from antiphase.studies import accuracies, cifar10, running, scattering
+from tests.studies.kept import cached
 
 pytestmark = pytest.mark.long  # some ten minutes on two cores for the linear model, where it has not been run
 
@@ -19,12 +19,7 @@ PAPER = "the paper: DP-MF⁺ above DP-MF at every ε, both above DP-SGD for ε >
 @pytest.fixture(scope="module")
 def linear(tmp_path_factory):
     """Of `antiphase reproduce scattering`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ANTIPHASE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        try:
-            data.load("cifar10")
-        except DataError as error:
-            pytest.skip(str(error))
+    with cached(tmp_path_factory.mktemp("cache"), "cifar10"):
         yield running.run(scattering, RESULTS)["summary"]
 
 

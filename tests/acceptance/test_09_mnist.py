@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphase import data
-from antiphase.errors import DataError
 from antiphase.studies import mnist, running
+from tests.studies.kept import cached
 from tests.studies.private import by_engine, sampled_by_engine
 
 pytestmark = pytest.mark.long  # some ten minutes on two cores for the study itself, where it has not been run
@@ -20,14 +19,7 @@ ONCE, OFTEN = 0, 1  # one epoch, sixteen
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """Designs and data sets are kept between the tests, and between the processes of the study."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ANTIPHASE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        try:
-            data.load("mnist")
-            data.load("fashion-mnist")
-        except DataError as error:
-            pytest.skip(str(error))
+    with cached(tmp_path_factory.mktemp("cache"), "mnist", "fashion-mnist"):
         yield
 
 

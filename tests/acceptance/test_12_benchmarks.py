@@ -33,8 +33,10 @@ def test_what_is_asked_holds(shown, tmp_path, name):
 
 def test_where_a_peer_wins_the_page_says_so_and_why(shown):
     """Every comparison of the record in which ours is behind is in the page's table of them, with a reason."""
-    record = json.loads((ROOT / "results" / "benchmarks.json").read_text())
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    measured, page = ROOT / "results" / "benchmarks.json", ROOT / "docs" / "benchmarks.md"
+    if not (measured.exists() and page.exists()):
+        pytest.skip("there is no whole run yet: python -m benchmarks --page makes it, and its page")
+    record, page = json.loads(measured.read_text()), page.read_text()
     asked = {name: importlib.import_module(f"benchmarks.{name}") for name in record["questions"]}
     lost = [loss for name, found in record["questions"].items() for loss in asked[name].losses(found)]
     shown("comparisons in which a peer is ahead", f"{len(lost)}, all on the page", "shown, with the reason")

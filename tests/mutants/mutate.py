@@ -35,17 +35,18 @@ NAMES = [
 ]  # fmt: skip
 
 
+PARTNERS = {"+=": "-=", "-=": "+=", "*=": "/=", "/=": "*="}
+
+
 class AugmentedAssignment(Operator):
     """``x += y`` to ``x -= y``, ``x *= y`` to ``x /= y``, and back."""
 
-    PARTNERS = {"+=": "-=", "-=": "+=", "*=": "/=", "/=": "*="}  # noqa: RUF012
-
     def mutation_positions(self, node):
-        if isinstance(node, parso.python.tree.Operator) and node.value in self.PARTNERS:
+        if isinstance(node, parso.python.tree.Operator) and node.value in PARTNERS:
             yield node.start_pos, node.end_pos
 
     def mutate(self, node, index):
-        node.value = self.PARTNERS[node.value]
+        node.value = PARTNERS[node.value]
         return node
 
     @classmethod

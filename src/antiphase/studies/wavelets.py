@@ -81,7 +81,8 @@ def _windows(side: int) -> NDArray[np.float32]:
     step = side / PLACES
     centres = step * (np.arange(PLACES) + 0.5) - 0.5
     weights = np.exp(-0.5 * ((np.arange(side) - centres[:, None]) / (0.4 * step)) ** 2)
-    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)  # type: ignore[no-any-return]  # NumPy has no type for it
+    windows: NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    return windows
 
 
 def _averaged(images: Images, windows: NDArray[np.float32]) -> NDArray[np.float32]:
