@@ -44,7 +44,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, words):
-        places = torch.arange(words.shape[1]).expand(len(words), -1)
+        places = torch.arange(words.shape[1]).repeat(len(words), 1)
         x = self.embedding(words) + self.place(places)
         for block in self.blocks:
             x = block(x)
