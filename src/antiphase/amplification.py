@@ -22,7 +22,7 @@ from antiphase import _checks as check
 from antiphase import accounting, balls
 from antiphase.factorization.base import Factorization
 from antiphase.factorization.fixed import Identity
-from antiphase.participation import Epochs, Once
+from antiphase.participation import Epochs, MinSeparation, Once
 from antiphase.sensitivity import sensitivity
 
 UNAMPLIFIED = ("fixed-order", "hash-slots")
@@ -189,6 +189,12 @@ class CyclicPoisson(Poisson):
 
     def _refuse_encoder(self) -> None:
         assert self._rate is not None
+        rounds, who = -(-self._f.steps // self.groups), self._f.participation
+        if not isinstance(who, MinSeparation) or who.count < rounds or who.apart > self.groups:
+            raise ValueError(
+                f"participation = {who!r}: cyclic Poisson samples may take a record in every {self.groups}-th step; "
+                f"design for participation=min_separation({rounds}, apart={self.groups})"
+            )
         # PRIVACY: a group that is asked for more records than it has is no Poisson sample.   [G9]
         if self.groups * self._rate > 1:
             raise ValueError(
@@ -236,7 +242,7 @@ class BallsInBins(Plain):
         return min(super().epsilon(s, delta, rows), _epsilon_of_bins(self, s, delta))
 
     def delta(self, s: float, epsilon: float, rows: int) -> float:
-        bound = balls.delta_bound(self._gram, s, epsilon, samples=1 << 24).value
+        bound = balls.delta_bound(self._gram, s, epsilon, samples=1 << 22).value
         return min(super().delta(s, epsilon, rows), bound)
 
     def noise_multiplier(self, epsilon: float, delta: float) -> float:

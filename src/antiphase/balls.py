@@ -151,15 +151,17 @@ class _Mixture:
 
 
 def likely_epsilon(gram: Array, noise_multiplier: float, delta: float, samples: int = 1 << 15) -> float:
-    """About ε at ``delta``, a little above it: an estimate that promises nothing, in a moment.
+    """About the ε that `epsilon_bound` will come to: an estimate that promises nothing, in a moment.
 
     Samples are drawn where the loss is large, four standard deviations out along the record's own bin, and weighted.
     """
     mixture = _Mixture(gram, noise_multiplier)
+    certified = samples_for(delta)
     losses, weights = mixture.far_losses(samples, mixture.generator("likely", delta, samples))
 
     def enough(epsilon: float) -> bool:
-        return float(np.sum(weights * np.maximum(-np.expm1(epsilon - losses), 0.0))) / samples <= 0.2 * delta
+        mean = float(np.mean(weights * np.maximum(-np.expm1(np.minimum(epsilon - losses, 0.0)), 0.0)))
+        return mean < 1 and above(mean, certified, FAILURE / 4) <= 0.95 * delta
 
     low, high = 0.0, 1.0
     while not enough(high):
