@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from antiphase import _checks as check
 from antiphase import accounting, files
+from antiphase.amplification import AMPLIFIED, Account, account, adjacency_factor
 from antiphase.errors import FileFormatError
 from antiphase.factorization.base import MALFORMED, Factorization
 from antiphase.factorization.base import restore as restore_factorization
-from antiphase.factorization.fixed import Identity
 from antiphase.noise import Key
 from antiphase.statement import PrivacyStatement, state
 from antiphase.values import digest
@@ -22,8 +21,6 @@ from antiphase.values import digest
 if TYPE_CHECKING:
     from antiphase.noise.stream import NoiseStream
 
-ADJACENCIES = ("zero-out", "replace-one", "add-remove")
-SAMPLERS = ("fixed-order", "hash-slots", "poisson")
 UNITS = ("example", "user")
 
 
@@ -36,8 +33,9 @@ class Mechanism:
     - ``adjacency``: ``zero-out`` (one record's gradients become 0; the default), ``replace-one`` (they become any
       others;
       twice the distance), or ``add-remove``, which shifts every later batch of a fixed order and is therefore offered
-      only with Poisson samples or slots assigned by a hash of the record.
-    - ``sampler``: how batches come about. Amplification is claimed for ``poisson`` alone, with its ``sampling_rate``.
+      only with batches that are sampled, or slots assigned by a hash of the record.
+    - ``sampler``: how batches come about. Amplification is claimed for those that sample: ``poisson`` (independent
+      noise) and ``cyclic-poisson`` (banded encoders), both with a ``sampling_rate``, and ``balls-in-bins``.
     - ``unit``: what a record is, an example or a user.
 
     The number of records, steps and the batch size are public.
@@ -62,13 +60,13 @@ class Mechanism:
             clean["target_delta"] = accounting.checked_delta("delta", self.target_delta)
         for name, value in clean.items():
             object.__setattr__(self, name, value)
+        _ = self.account  # refuses what would promise too much
         # PRIVACY: float32 rows must neither vanish nor overflow.   [G8]
         if not 1e-30 < self.noise_scale < 1e30:
             raise ValueError(
                 f"noise_multiplier × clip_norm × sensitivity = {self.noise_scale:g} is no scale for float32 noise"
             )
         check.choice("unit", self.unit, UNITS)
-        check_promise(self.factorization, self.adjacency, self.sampler, self.sampling_rate)
 
     # ---- what it promises ----------------------------------------------------------------------------------
 
@@ -76,14 +74,19 @@ class Mechanism:
     def steps(self) -> int:
         return self.factorization.steps
 
+    @cached_property
+    def account(self) -> Account:
+        """What the way that batches come about is worth."""
+        return account(self.factorization, self.adjacency, self.sampler, self.sampling_rate)
+
     @property
     def amplified(self) -> bool:
-        return self.sampler == "poisson"
+        return self.sampler in AMPLIFIED
 
     @property
     def sensitivity(self) -> float:
         """By how much a zeroed-out record moves ``C·G`` at clip norm 1; with Poisson samples, in one step."""
-        return 1.0 if self.amplified else self.factorization.sensitivity
+        return self.account.sensitivity
 
     @property
     def adjacency_factor(self) -> float:
@@ -101,9 +104,7 @@ class Mechanism:
         delta, rows = self._delta(delta), self._rows(rows)
         if rows == 0:
             return 0.0
-        if self.amplified:
-            return accounting.poisson_epsilon(self.noise_multiplier, delta, **self._sampling(rows))
-        return accounting.gaussian_epsilon(self._ratio(rows), delta)
+        return self.account.epsilon(self.noise_multiplier, delta, rows)
 
     def epsilon_of_runs(self, runs: Sequence[int], delta: float | None = None) -> float:
         """ε at ``delta`` of several runs over the same data, each with noise of its own: their first ``runs[i]`` rows
@@ -111,38 +112,27 @@ class Mechanism:
         delta, runs = self._delta(delta), [rows for rows in map(self._rows, runs) if rows]
         if len(runs) < 2:
             return self.epsilon(delta, rows=sum(runs))
-        if self.amplified:  # steps are independent, of whichever run
-            return accounting.poisson_epsilon(self.noise_multiplier, delta, **self._sampling(sum(runs)))
-        # PRIVACY: runs with fresh noise are separate Gaussian mechanisms; their μ² add up.   [G15]
-        together = 1 / math.sqrt(sum(self._ratio(rows) ** -2 for rows in runs))
-        return accounting.gaussian_epsilon(together * (1 - 1e-12), delta)
+        return self.account.epsilon_of_runs(self.noise_multiplier, delta, runs)
 
     def delta(self, epsilon: float, *, rows: int | None = None) -> float:
         """δ at ``epsilon``, of the whole plan or of its first ``rows`` rows; rounded up.   [G7]"""
         rows = self._rows(rows)
         if rows == 0:
             return 0.0
-        if self.amplified:
-            return accounting.poisson_delta(self.noise_multiplier, epsilon, **self._sampling(rows))
-        return accounting.gaussian_delta(self._ratio(rows), epsilon)
+        return self.account.delta(self.noise_multiplier, epsilon, rows)
 
     def mu(self) -> float | None:
-        """μ of Gaussian differential privacy, of the whole plan; None with Poisson samples."""
-        return None if self.amplified else accounting.gdp(self._ratio(self.steps))
+        """μ of Gaussian differential privacy, of the whole plan; None with amplification."""
+        return None if self.amplified else accounting.gdp(self._ratio())
 
     def rho(self) -> float | None:
-        """ρ of zero-concentrated differential privacy, of the whole plan; None with Poisson samples."""
-        return None if self.amplified else accounting.zcdp(self._ratio(self.steps))
+        """ρ of zero-concentrated differential privacy, of the whole plan; None with amplification."""
+        return None if self.amplified else accounting.zcdp(self._ratio())
 
-    def _ratio(self, rows: int) -> float:
-        """Noise over distance: the noise multiplier of the one Gaussian mechanism that the first rows are."""
-        encoder = self.factorization
-        spent = encoder.sensitivity if rows == self.steps else min(encoder.sensitivity_of(rows), encoder.sensitivity)
-        # PRIVACY: the noise is scaled by the whole plan's sensitivity; fewer rows can only cost less.   [G8]
-        return self.noise_multiplier / self.adjacency_factor * (encoder.sensitivity / spent)
-
-    def _sampling(self, rows: int) -> dict[str, Any]:
-        return {"sampling_rate": self.sampling_rate, "steps": rows}
+    def _ratio(self) -> float:
+        ratio = self.account.ratio(self.noise_multiplier, self.steps)
+        assert ratio is not None
+        return ratio
 
     def _delta(self, delta: float | None) -> float:
         delta = self.target_delta if delta is None else delta
@@ -251,61 +241,14 @@ def calibrate(
         raise TypeError(
             f"epsilon = {epsilon}, noise_multiplier = {noise_multiplier}: give one of the two, the other follows"
         )
-    check_promise(factorization, adjacency, sampler, sampling_rate)
+    batches = account(factorization, adjacency, sampler, sampling_rate)
     if epsilon is not None:
         epsilon = check.positive_number("epsilon", epsilon)
         if delta is None:
             raise ValueError("delta = None: δ is yours to choose, well below one over the number of records")
-        if sampler == "poisson":
-            assert sampling_rate is not None
-            noise_multiplier = accounting.poisson_noise_multiplier(
-                epsilon, delta, sampling_rate=sampling_rate, steps=factorization.steps
-            )
-        else:
-            ratio = accounting.gaussian_noise_multiplier(epsilon, delta)
-            # PRIVACY: a record that is replaced moves the output twice as far as one that is zeroed out.   [G7]
-            noise_multiplier = adjacency_factor(adjacency) * ratio
+        noise_multiplier = batches.noise_multiplier(epsilon, accounting.checked_delta("delta", delta))
     assert noise_multiplier is not None
     return Mechanism(factorization, noise_multiplier, clip_norm, delta, adjacency, sampler, sampling_rate, unit)
-
-
-def adjacency_factor(adjacency: str) -> float:
-    """By how much further than a zeroed-out record one moves the output that changes as ``adjacency`` says."""
-    return 2.0 if adjacency == "replace-one" else 1.0
-
-
-def check_promise(factorization: Factorization, adjacency: str, sampler: str, sampling_rate: float | None) -> None:
-    """Refuse what would promise more than is known to hold."""
-    check.choice("adjacency", adjacency, ADJACENCIES)
-    check.choice("sampler", sampler, SAMPLERS)
-    if sampler != "poisson":
-        if sampling_rate is not None:
-            # PRIVACY: no amplification without the sampling that was analysed.   [G9]
-            raise ValueError(
-                f"sampling_rate = {sampling_rate}: amplification needs batches drawn by Poisson sampling; say "
-                'sampler="poisson" and draw them so, or leave sampling_rate out'
-            )
-        if adjacency == "add-remove" and sampler == "fixed-order":
-            raise ValueError(
-                'adjacency = "add-remove" with batches in a fixed order: one record more would shift every later '
-                'batch. Use "zero-out", or sampler="hash-slots" or "poisson"'
-            )
-        return
-    if sampling_rate is None:
-        raise ValueError('sampling_rate = None: sampler="poisson" needs the chance of a record to be in a batch')
-    check.positive_number("sampling_rate", sampling_rate)
-    if sampling_rate > 1:
-        raise ValueError(f"sampling_rate = {sampling_rate} must be at most 1")
-    if adjacency == "replace-one":
-        raise ValueError(
-            'adjacency = "replace-one" is not offered with Poisson samples; use "add-remove" or "zero-out"'
-        )
-    if not isinstance(factorization, Identity):
-        # PRIVACY: the Poisson analysis composes independent steps; correlated noise is not that.   [G9]
-        raise ValueError(
-            f'sampler = "poisson" is analysed for independent noise (dp-sgd) alone, not for {factorization.name}; '
-            "use batches in a fixed order"
-        )
 
 
 def load(path: str | os.PathLike[str]) -> Mechanism | Factorization:

@@ -25,6 +25,10 @@ SAMPLER_WORDS = {
     "amplification is claimed",
     "poisson": "Poisson samples, each record in each batch by an independent coin; the amplification claimed here "
     "holds for this sampler and no other",
+    "cyclic-poisson": "cyclic Poisson samples, in step t from group t mod p of the records, each by an independent "
+    "coin; the amplification claimed here holds for this sampler and no other",
+    "balls-in-bins": "each record in one batch of every epoch, always the same, drawn at random and kept secret; the "
+    "amplification claimed here holds for this sampler and no other",
 }
 CAVEATS = (
     "The analysis is of idealised real arithmetic; floating-point noise has gaps that an adversary with every last "
@@ -130,7 +134,7 @@ def state(mechanism: Any, delta: float, released: int, insecure: bool) -> Privac
         clip_norm=mechanism.clip_norm,
         noise_multiplier=mechanism.noise_multiplier,
         sensitivity=mechanism.sensitivity,
-        sensitivity_is_exact=mechanism.amplified or f.sensitivity_is_exact,
+        sensitivity_is_exact=mechanism.account.is_exact,
         noise_scale=mechanism.noise_scale,
         delta=delta,
         epsilon=mechanism.epsilon(delta),
@@ -145,7 +149,13 @@ def state(mechanism: Any, delta: float, released: int, insecure: bool) -> Privac
         else secure,
         digest=mechanism.digest,
         versions=versions(),
+        caveats=(*CAVEATS, *_resting_on(mechanism)),
     )
+
+
+def _resting_on(mechanism: Any) -> list[str]:
+    said = mechanism.account.caveat()
+    return [said[0].upper() + said[1:] + "."] if said else []
 
 
 def versions() -> dict[str, str]:

@@ -22,9 +22,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from antiphase.amplification import ADJACENCIES
 from antiphase.design import names
 from antiphase.errors import AntiphaseError
-from antiphase.mechanism import ADJACENCIES
 from antiphase.workload import SCHEDULES
 
 out = Console(highlight=False, soft_wrap=True)

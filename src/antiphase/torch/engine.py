@@ -27,7 +27,15 @@ from antiphase.torch.optimizer import GhostLoss, PrivateGhostOptimizer, PrivateO
 from antiphase.torch.plan import Plan, derive
 from antiphase.torch.probe import refuse_mixing
 from antiphase.torch.release import Release
-from antiphase.torch.sampling import FixedOrder, Recorded, fixed_order_loader, public_batch_size
+from antiphase.torch.sampling import (
+    BallsInBins,
+    CyclicPoisson,
+    FixedOrder,
+    Recorded,
+    fixed_order_loader,
+    public_batch_size,
+    sampled_loader,
+)
 
 OPTIMIZERS: dict[tuple[str, str], Any] = {
     ("hooks", "flat"): PrivateOptimizer,
@@ -178,8 +186,12 @@ class PrivacyEngine(opacus.PrivacyEngine):
         trusted = participation == "trusted"
         # The batch size of all processes together; a loader that is trusted is each process's own.
         batch_size = public_batch_size(data_loader) * (group.world if trusted else 1)
-        loader: Any = data_loader if trusted else fixed_order_loader(data_loader)
-        if not trusted:
+        loader: Any = data_loader
+        if mechanism.amplified:
+            _refuse_what_sampling_does_not_cover(group, gradient_accumulation_steps, trusted)
+            loader = sampled_loader(data_loader, mechanism)
+        elif not trusted:
+            loader = fixed_order_loader(data_loader)
             group.share(loader)
         _refuse_other_batches(mechanism, loader)
         self.validate(module=module, optimizer=None, data_loader=None)
@@ -298,7 +310,11 @@ class PrivacyEngine(opacus.PrivacyEngine):
         release = self._planned_release()
         order = checkpoint.load(path, module, optimizer, scheduler, release, fresh_noise)
         sampler = getattr(release.batches, "sampler", None)
-        if isinstance(sampler, FixedOrder):
+        if isinstance(sampler, CyclicPoisson | BallsInBins):
+            if not isinstance(order, dict) or order.get("size") != sampler.size:
+                raise ValueError(f"{path}: was saved with another dataset, or with batches of another kind")
+            sampler.restore(order, release.position)
+        elif isinstance(sampler, FixedOrder):
             if order is None or len(order) != len(sampler.order):
                 raise ValueError(f"{path}: was saved with another dataset, of {0 if order is None else len(order)}")
             sampler.order = order
@@ -443,13 +459,21 @@ class PlanAccountant:
 
 
 def _refuse_other_batches(mechanism: Mechanism, loader: Any) -> None:
-    ours = isinstance(getattr(getattr(loader, "batch_sampler", None), "sampler", None), FixedOrder)
+    drawn = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
     # PRIVACY: a promise that rests on how batches come about holds for no other batches.   [G9]
-    if mechanism.amplified or (mechanism.sampler == "hash-slots" and ours):
+    if mechanism.sampler == "hash-slots" and isinstance(drawn, FixedOrder):
         raise ValueError(
-            f"the mechanism is for batches of sampler = {mechanism.sampler!r}, and here they come in a fixed order. "
-            'Calibrate for sampler="fixed-order"; or, for Poisson samples, PrivacyEngine(mechanism="dp-sgd"), and for '
-            "slots by a hash, a batch sampler of yours that assigns them"
+            "the mechanism is for slots by a hash of the record, and here batches come in a fixed order. Use a batch "
+            'sampler of yours that assigns them, or calibrate for sampler="fixed-order"'
+        )
+
+
+def _refuse_what_sampling_does_not_cover(group: Group, accumulation: int, trusted: bool) -> None:
+    # PRIVACY: batches that several processes or several passes draw are not the samples that were analysed.   [G9]
+    if group.world > 1 or accumulation > 1 or trusted:
+        raise ValueError(
+            f"{group.world} process(es), gradient_accumulation_steps = {accumulation}, trusted = {trusted}: batches "
+            "that are sampled for amplification are drawn by one process, one a step, and seen by the ledger"
         )
 
 
@@ -468,4 +492,6 @@ def _named_shapes(module: nn.Module, params: list[torch.Tensor]) -> dict[str, tu
 
 def _order_of(batches: Recorded | None) -> Any:
     sampler = getattr(batches, "sampler", None)
+    if isinstance(sampler, CyclicPoisson | BallsInBins):
+        return sampler.state()
     return sampler.order if isinstance(sampler, FixedOrder) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from randomgen import AESCounter
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from antiphase import _checks as check
+from antiphase.mechanism import Mechanism
 
 
 class FixedOrder(BatchSampler):
@@ -59,6 +62,91 @@ class FixedOrder(BatchSampler):
         for i in range(first, len(self)):
             batch = self.order[i * self.batch_size : (i + 1) * self.batch_size]
             yield [int(index) for index in batch[self._rank :: self._world]]
+
+
+class CyclicPoisson(BatchSampler):
+    """Step ``t`` has each example of group ``t mod groups`` by an independent coin; groups are dealt by index.
+
+    What is drawn in a step depends on nothing but the secret and the step, so a run that goes on draws the same again.
+    One pass has as many steps as it takes to draw, on average, every example once. PRIVACY rests on the coins being
+    independent and unknown: the secret is to be kept like the noise key.
+
+    >>> [len(batch) for batch in CyclicPoisson(8, 0.5, groups=2)]
+    [4, 4]
+    """
+
+    def __init__(self, size: int, rate: float, *, groups: int = 1, secret: int | None = None) -> None:
+        self.size, self.groups = check.whole_number("size", size), check.whole_number("groups", groups)
+        self.rate = check.positive_number("rate", rate)
+        if self.rate * self.groups > 1 + 1e-12:
+            raise ValueError(f"rate = {rate:g} of all examples is more than one group of {groups} has")
+        self.batch_size = max(1, round(self.size * self.rate))
+        self.drop_last = False
+        # PRIVACY: coins that others can guess amplify nothing.   [G9]
+        self.secret = secrets.randbits(128) if secret is None else secret
+        self.first = 0  # the step that the next pass begins with
+
+    def __len__(self) -> int:
+        return max(1, round(1 / self.rate))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(len(self)):
+            step, self.first = self.first, self.first + 1
+            yield self.drawn(step)
+
+    def drawn(self, step: int) -> list[int]:
+        members = np.arange(step % self.groups, self.size, self.groups)
+        source = np.random.Generator(AESCounter(key=self.secret, counter=step << 64))
+        # PRIVACY: groups × rate for the members of one group, nobody else.   [G9]
+        chosen: list[int] = members[source.random(len(members)) < self.rate * self.groups].tolist()
+        return chosen
+
+    def draws_like(self, other: Any) -> bool:
+        mine = (self.size, self.groups, self.rate)
+        return type(other) is CyclicPoisson and (other.size, other.groups, other.rate) == mine
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": "cyclic-poisson", "secret": f"{self.secret:032x}", "size": self.size}
+
+    def restore(self, state: dict[str, Any], step: int) -> None:
+        self.secret, self.first = int(state["secret"], 16), step
+
+
+class BallsInBins(BatchSampler):
+    """Every example is thrown into one of ``bins`` batches, once; every epoch has these batches in this order.
+
+    PRIVACY rests on the bins being random and unknown: they are to be kept like the noise key.
+
+    >>> sorted(sum(BallsInBins(5, 2), []))
+    [0, 1, 2, 3, 4]
+    """
+
+    def __init__(self, size: int, bins: int, *, thrown: Sequence[int] | None = None) -> None:
+        self.size, self.bins = check.whole_number("size", size), check.whole_number("bins", bins)
+        self.batch_size, self.drop_last = max(1, round(self.size / self.bins)), False
+        if thrown is None:
+            # PRIVACY: independent, and from the system's own randomness.   [G9]
+            source = np.random.Generator(AESCounter(key=secrets.randbits(128)))
+            thrown = source.integers(self.bins, size=self.size).tolist()
+        self.thrown: NDArray[np.int64] = np.array(thrown, dtype=np.int64)
+        self.first = 0
+
+    def __len__(self) -> int:
+        return self.bins
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first, self.first = self.first, 0
+        for i in range(first, self.bins):
+            yield np.flatnonzero(self.thrown == i).tolist()
+
+    def draws_like(self, other: Any) -> bool:
+        return type(other) is BallsInBins and (other.size, other.bins) == (self.size, self.bins)
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": "balls-in-bins", "thrown": self.thrown, "size": self.size}
+
+    def restore(self, state: dict[str, Any], step: int) -> None:
+        self.thrown, self.first = np.array(state["thrown"], dtype=np.int64), step % self.bins
 
 
 class Recorded(BatchSampler):
@@ -114,6 +202,37 @@ class PrivateLoader(DataLoader[Any]):
             yield batch
 
 
+def sampler_for(mechanism: Mechanism, size: int) -> CyclicPoisson | BallsInBins:
+    """The batch sampler that the mechanism's amplification is for, over ``size`` examples:
+    ``DataLoader(dataset, batch_sampler=sampler_for(mechanism, len(dataset)))``."""
+    if mechanism.sampler == "cyclic-poisson":
+        assert mechanism.sampling_rate is not None
+        return CyclicPoisson(size, mechanism.sampling_rate, groups=mechanism.factorization.bands)
+    if mechanism.sampler == "balls-in-bins":
+        return BallsInBins(size, len(mechanism.factorization.participation.classes(mechanism.steps)))
+    raise ValueError(
+        f"the mechanism is for sampler = {mechanism.sampler!r}: PrivacyEngine draws Poisson samples for DP-SGD itself, "
+        "and batches in a fixed order need no sampler"
+    )
+
+
+def sampled_loader(loader: DataLoader[Any], mechanism: Mechanism) -> PrivateLoader:
+    """``loader`` with its batches recorded, if they are what the mechanism's amplification is for; refused if not."""
+    sampler: Any = loader.batch_sampler
+    if isinstance(sampler, Recorded):
+        sampler = sampler.sampler
+    dataset: Any = loader.dataset
+    # PRIVACY: an amplified ε holds for the sampler that was analysed, with its own numbers, and no other.   [G9]
+    if mechanism.sampler == "poisson" or not sampler_for(mechanism, len(dataset)).draws_like(sampler):
+        raise ValueError(
+            f"data_loader: the ε of this mechanism is that of sampler = {mechanism.sampler!r}, and these batches come "
+            "about in another way. Use DataLoader(dataset, batch_sampler=antiphase.torch.sampler_for(mechanism, "
+            'len(dataset))); for Poisson samples, PrivacyEngine(mechanism="dp-sgd"); or calibrate for '
+            'sampler="fixed-order"'
+        )
+    return _recorded(loader, sampler, sampler.batch_size)
+
+
 def fixed_order_loader(loader: DataLoader[Any]) -> PrivateLoader:
     """``loader`` with the same batches in every epoch, and recorded.
 
@@ -138,9 +257,13 @@ def fixed_order_loader(loader: DataLoader[Any]) -> PrivateLoader:
             drop_last=loader.drop_last,
             generator=getattr(loader.sampler, "generator", None) or loader.generator,
         )
+    return _recorded(loader, sampler, batch_size)
+
+
+def _recorded(loader: DataLoader[Any], sampler: Any, batch_size: int) -> PrivateLoader:
     options: dict[str, Any] = {"prefetch_factor": loader.prefetch_factor} if loader.num_workers else {}
     return PrivateLoader(
-        dataset,
+        loader.dataset,
         batch_sampler=Recorded(sampler, batch_size),
         num_workers=loader.num_workers,
         collate_fn=_Collate(loader),

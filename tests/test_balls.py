@@ -1,0 +1,119 @@
+"""Balls in bins: the bound is above what integration says, and does what any δ does."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+from antiphase import accounting, balls
+
+
+def exact_delta(gram, s, epsilon, nodes=400):
+    """Two bins or one, by integration: given ``w = u₁ − u₂``, ``L`` is ``u₂`` plus a constant, and the rest is the
+    closed form of one Gaussian. Independent of the code under test."""
+    G = np.asarray(gram) / (np.max(np.diagonal(gram)) * s * s)
+    if len(G) == 1:
+        return accounting.gaussian_delta(s, epsilon)
+    return max(_remove(G, epsilon, nodes), _add(G, epsilon, nodes))
+
+
+def _parts(G, mean):
+    """Of ``u ~ N(mean, G)``: w = u₁ − u₂, and u₂ given w."""
+    var = G[0, 0] + G[1, 1] - 2 * G[0, 1]
+    slope = (G[0, 1] - G[1, 1]) / var
+    return mean[0] - mean[1], var, slope, mean[1], G[1, 1] - slope**2 * var
+
+
+def _integrated(G, mean, value, nodes):
+    centre, var, slope, base, rest = _parts(G, mean)
+    x, weight = np.polynomial.legendre.leggauss(nodes)
+    w = centre + 10 * math.sqrt(var) * x
+    density = np.exp(-((w - centre) ** 2) / (2 * var)) / math.sqrt(2 * math.pi * var)
+    return float(np.sum(weight * 10 * math.sqrt(var) * density * value(w, base + slope * (w - centre), rest)))
+
+
+def _loss_shift(G, w):
+    """``L = u₂ + this``."""
+    return np.logaddexp(w - G[0, 0] / 2, -G[1, 1] / 2) - math.log(2)
+
+
+def _tail(mean, var, above):
+    return ndtr((mean - above) / math.sqrt(var))
+
+
+def _remove(G, epsilon, nodes):
+    """P(L > ε) − e^ε Q(L > ε)."""
+
+    def chance(w, mean, var):
+        return _tail(mean, var, epsilon - _loss_shift(G, w))
+
+    P = sum(_integrated(G, G[i], chance, nodes) for i in range(2)) / 2
+    return P - math.exp(epsilon) * _integrated(G, np.zeros(2), chance, nodes)
+
+
+def _add(G, epsilon, nodes):
+    """Q(−L > ε) − e^ε P(−L > ε)."""
+
+    def chance(w, mean, var):
+        return 1 - _tail(mean, var, -epsilon - _loss_shift(G, w))
+
+    P = sum(_integrated(G, G[i], chance, nodes) for i in range(2)) / 2
+    return _integrated(G, np.zeros(2), chance, nodes) - math.exp(epsilon) * P
+
+
+def a_gram(rng):
+    M = np.abs(rng.normal(size=(4, 2)))
+    return M.T @ M
+
+
+def test_one_bin_is_the_gaussian_mechanism():
+    found = balls.delta_bound(np.eye(1), 1.0, 1.0, samples=1 << 16).value
+    exact = accounting.gaussian_delta(1.0, 1.0)
+    assert exact <= found <= 1.15 * exact
+
+
+def test_the_bound_is_above_and_near():
+    rng = np.random.default_rng(3)
+    for _ in range(10):
+        gram, s, epsilon = a_gram(rng), rng.uniform(0.5, 2.0), rng.uniform(0.0, 2.0)
+        exact = exact_delta(gram, s, epsilon)
+        found = balls.delta_bound(gram, s, epsilon, samples=1 << 16).value
+        assert exact <= found <= exact + 6 * math.sqrt(exact / 65536) + 40 / 65536
+
+
+def test_epsilon_is_certified():
+    gram = np.array([[1.0, 0.3], [0.3, 0.8]])
+    found = balls.epsilon_bound(gram, 1.0, 1e-3)
+    assert exact_delta(gram, 1.0, found.value) <= 1e-3
+    assert found.value <= accounting.gaussian_epsilon(1.0, 1e-3)  # hiding among bins helps
+    assert found == balls.epsilon_bound(gram, 1.0, 1e-3)
+
+
+def test_more_bins_hide_better():
+    several = [balls.epsilon_bound(np.eye(count), 1.0, 1e-3).value for count in (1, 4, 16)]
+    assert several[0] > several[1] > several[2]
+
+
+def test_above_is_above():
+    """0.5 of 1,000 coins: the bound's own chance, by the binomial."""
+    rng = np.random.default_rng(0)
+    for p in (0.001, 0.1, 0.9):
+        misses = sum(balls.above(m, 200, 0.05) < p for m in rng.binomial(200, p, size=2000) / 200)
+        assert misses <= 0.05 * 2000 + 4 * math.sqrt(2000 * 0.05)
+    assert balls.above(0.0, 100, 0.01) == pytest.approx(1 - 0.01 ** (1 / 100), rel=1e-6)
+    assert balls.above(1.0, 100, 0.01) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("gram", "s", "epsilon", "said"),
+    [
+        ([[1.0, -0.1], [-0.1, 1.0]], 1.0, 1.0, "negative"),
+        (np.ones((2, 3)), 1.0, 1.0, "symmetric"),
+        (np.eye(2), 0.0, 1.0, "noise_multiplier"),
+        (np.eye(2), 1.0, -1.0, "epsilon"),
+    ],
+)
+def test_bad_input_is_named(gram, s, epsilon, said):
+    with pytest.raises(ValueError, match=said):
+        balls.delta_bound(gram, s, epsilon)

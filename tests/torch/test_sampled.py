@@ -1,0 +1,150 @@
+"""Batches that are sampled for amplification: drawn as analysed, recorded, restored, and refused where they are not."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+import antiphase as ap
+from antiphase.torch import PrivacyEngine
+from antiphase.torch.sampling import BallsInBins, CyclicPoisson, FixedOrder, sampler_for
+
+STEPS, SIZE = 16, 64
+
+
+def cyclic(rate=0.125):
+    f = ap.design("dp-mf+", steps=STEPS, tau=4, participation=ap.min_separation(4, apart=4))
+    return ap.calibrate(f, epsilon=4.0, delta=1e-5, sampler="cyclic-poisson", sampling_rate=rate)
+
+
+def bins():
+    f = ap.design("sqrt-toeplitz", steps=STEPS, epochs=2)
+    return ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampler="balls-in-bins")
+
+
+def independent():
+    return ap.calibrate(ap.design("dp-sgd", steps=STEPS), noise_multiplier=1.0, sampler="poisson", sampling_rate=0.125)
+
+
+def dataset():
+    torch.manual_seed(1)
+    return TensorDataset(torch.randn(SIZE, 3), torch.randint(0, 2, (SIZE,)))
+
+
+def private(mechanism, loader=None, key=None, **options):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    engine = PrivacyEngine(mechanism=mechanism, key=key)
+    loader = loader or DataLoader(dataset(), batch_sampler=sampler_for(mechanism, SIZE))
+    made = engine.make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=loader,
+        max_grad_norm=1.0, **options,
+    )  # fmt: skip
+    return engine, *made
+
+
+def train(module, optimizer, loader, steps):
+    done = 0
+    while True:
+        for inputs, targets in loader:
+            if done == steps:
+                return
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(inputs), targets).backward()
+            optimizer.step()
+            done += 1
+
+
+# ---- the samplers ------------------------------------------------------------------------------------------
+
+
+def test_a_step_draws_from_its_group_alone_and_each_by_its_own_coin():
+    sampler = CyclicPoisson(1000, 0.05, groups=4)
+    drawn = [sampler.drawn(step) for step in range(400)]
+    assert all({i % 4 for i in batch} <= {step % 4} for step, batch in enumerate(drawn))
+    counts = np.bincount(np.concatenate(drawn).astype(int), minlength=1000)  # of 100 coins with chance 0.2 each
+    assert abs(counts.mean() - 20) < 5 * 4 / np.sqrt(1000)
+    assert abs(counts.var() - 16) < 4
+    assert sampler.drawn(7) == sampler.drawn(7) != sampler.drawn(11)
+    assert CyclicPoisson(1000, 0.05, groups=4).drawn(7) != sampler.drawn(7)  # of another secret
+
+
+def test_every_example_is_in_one_bin_always_the_same():
+    sampler = BallsInBins(1000, 10)
+    first, again = list(sampler), list(sampler)
+    assert first == again
+    assert sorted(np.concatenate(first).tolist()) == list(range(1000))
+    sizes = np.array([len(batch) for batch in first])
+    assert sizes.std() > 0  # thrown, not dealt
+    assert list(BallsInBins(1000, 10)) != first
+
+
+def test_a_group_cannot_give_more_than_it_has():
+    with pytest.raises(ValueError, match="more than one group"):
+        CyclicPoisson(100, 0.3, groups=4)
+
+
+# ---- through the engine ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [cyclic, bins])
+def test_a_training_on_the_right_batches(make):
+    engine, module, optimizer, loader = private(make())
+    train(module, optimizer, loader, STEPS)
+    assert engine.remaining_steps == 0
+    statement = engine.statement()
+    assert statement.sampler == make().sampler
+    assert statement.epsilon == pytest.approx(make().epsilon())
+    assert "holds for this sampler and no other" in str(statement).replace("\n", " ")
+
+
+OTHERS = {
+    "sequential": lambda data: DataLoader(data, batch_size=8),
+    "shuffled": lambda data: DataLoader(data, batch_size=8, shuffle=True),
+    "fixed order": lambda data: DataLoader(data, batch_sampler=FixedOrder(SIZE, 8)),
+    "other rate": lambda data: DataLoader(data, batch_sampler=CyclicPoisson(SIZE, 0.0625, groups=4)),
+    "other groups": lambda data: DataLoader(data, batch_sampler=CyclicPoisson(SIZE, 0.125, groups=2)),
+    "other bins": lambda data: DataLoader(data, batch_sampler=BallsInBins(SIZE, 4)),
+    "own sampler": lambda data: DataLoader(data, batch_size=8, sampler=WeightedRandomSampler(torch.ones(SIZE), SIZE)),
+}
+
+
+@pytest.mark.parametrize("make", [cyclic, bins, independent])
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_batches_are_refused(make, other):
+    """An amplified ε for batches that come about in another way."""
+    with pytest.raises(ValueError, match="come about in another way"):
+        private(make(), OTHERS[other](dataset()))
+
+
+@pytest.mark.parametrize("make", [cyclic, bins])
+def test_nobody_can_vouch_for_sampling(make):
+    with pytest.raises(ValueError, match="seen by the ledger"):
+        private(make(), participation="trusted")
+
+
+@pytest.mark.parametrize("make", [cyclic, bins])
+def test_accumulation_is_refused(make):
+    with pytest.raises(ValueError, match="one a step"):
+        private(make(), gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize("make", [cyclic, bins])
+def test_a_run_goes_on_with_the_same_batches(make, tmp_path):
+    mechanism, key = make(), ap.Key.insecure(3)
+    engine, module, optimizer, loader = private(mechanism, key=key)
+    train(module, optimizer, loader, 5)
+    engine.save_checkpoint(path=tmp_path / "saved", module=module, optimizer=optimizer)
+    sampler = loader.batch_sampler.sampler
+    again, module_2, optimizer_2, loader_2 = private(mechanism, key=key)
+    again.load_checkpoint(path=tmp_path / "saved", module=module_2, optimizer=optimizer_2)
+    other = loader_2.batch_sampler.sampler
+    if isinstance(sampler, CyclicPoisson):
+        assert other.first == 5
+        assert other.drawn(9) == sampler.drawn(9)
+    else:
+        assert other.first == 5
+        assert (other.thrown == sampler.thrown).all()
+    train(module_2, optimizer_2, loader_2, STEPS - 5)
+    assert again.remaining_steps == 0
