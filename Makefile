@@ -38,6 +38,7 @@ check: $(READY)      ## format, lint, types and the fast tests, in under a minut
 bench: $(READY)
 	$(BIN)/python -m benchmarks.design
 	$(BIN)/python -m benchmarks.epochs
+	$(BIN)/python -m benchmarks.families
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.noise
 

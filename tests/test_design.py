@@ -105,7 +105,10 @@ BAD = [
     (lambda: ap.design("dp-mf", steps=9, buffers=0), "buffers = 0"),
     (lambda: ap.design("dp-mf", steps=9, buffers="few"), "buffers = 'few'"),
     (lambda: ap.design("dp-mf", steps=9, buffers=2.5), "buffers = 2.5"),
-    (lambda: ap.design("dp-mf", steps=9, epochs=3, buffers=4), "buffers = 4: this design has no form with few"),
+    (
+        lambda: ap.design("dp-mf", workload=ap.Workload.from_matrix(np.eye(9)), epochs=3, buffers=4),
+        "buffers = 4: this design has no form with few",
+    ),
     (lambda: ap.design("tree", steps=3, estimator="best"), "estimator = 'best'"),
     (lambda: ap.design("tree", steps=3, sensitivity="low"), "sensitivity = 'low'"),
     (lambda: ap.design("sqrt-toeplitz", steps=3, normalized=1), "normalized = 1"),
