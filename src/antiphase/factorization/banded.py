@@ -153,11 +153,11 @@ class _Search:
     def __init__(self, inverse: Array, squares: Array, participation: Participation, bands: int) -> None:
         self._inverse, self._squares, self._shape = inverse, squares, (len(inverse), bands)
         self._outside = _outside(np.empty(self._shape))
-        steps = len(inverse)
-        epochs = isinstance(participation, Epochs)
-        self._owner = np.arange(steps) % participation.every if isinstance(participation, Epochs) else np.arange(steps)
-        # Steps of a pattern that are nearer than the bands reach; in other orders, columns of one norm serve best.
-        self._lags = range(participation.every, bands, participation.every) if epochs else range(0)
+        # In a fixed order the steps of a pattern share a budget, and lags count that the bands reach; in other orders
+        # columns of one norm serve best.
+        every = participation.every if isinstance(participation, Epochs) else len(inverse)
+        self._owner = np.arange(len(inverse)) % every
+        self._lags = range(every, bands, every)
 
     def start(self) -> Array:
         steps, bands = self._shape
@@ -172,14 +172,13 @@ class _Search:
 
     def _budgets(self, columns: Array) -> tuple[Array, list[Array]]:
         """What each class costs, ``Σ|X_ii'|``, and the ``X_ii'`` of each lag."""
-        cost = np.square(columns).sum(axis=1)
+        cost: Array = np.square(columns).sum(axis=1)
         products = []
         for lag in self._lags:
             shared = (columns[:-lag, lag:] * columns[lag:, : self._shape[1] - lag]).sum(axis=1)
             cost[:-lag] += 2 * np.abs(shared)
             products.append(shared)
-        budgets: Array = np.bincount(self._owner, cost)
-        return budgets, products
+        return np.bincount(self._owner, cost).astype(np.float64), products
 
     def scaled(self, x: Array) -> Array:
         """The columns scaled to their budget; rows of the encoder with a positive diagonal."""
@@ -217,10 +216,12 @@ class _Search:
         error, of_F = gradients.banded(F, self._squares)
         width = F.shape[1]
         slope = np.zeros(self._shape)
-        for i in range(bands):
-            reach = min(self._inverse.shape[1], width - i)
-            # Row t of F has C[t, t − i] times row t − i of A⁻¹.
-            slope[: steps - i, i] = (of_F[i:, i : i + reach] * self._inverse[: steps - i, :reach]).sum(axis=1)
+        for lag in range(bands):
+            reach = min(self._inverse.shape[1], width - lag)
+            # Row t of F has C[t, t − lag] times row t − lag of A⁻¹.
+            slope[: steps - lag, lag] = (of_F[lag:, lag : lag + reach] * self._inverse[: steps - lag, :reach]).sum(
+                axis=1
+            )
         return error, slope
 
 

@@ -115,7 +115,8 @@ def _step(
     mu[m] = N[t, 0] / P[t, 0]
     if nb > 0:
         mu[m + p] = 1.0
-    return variance / delta[t] ** 2
+    scaled: float = variance / delta[t] ** 2
+    return scaled
 
 
 @_compiled

@@ -24,7 +24,6 @@ from antiphase.participation import Participation
 from antiphase.sensitivity import Columns
 from antiphase.workload import Workload
 
-
 MOST_BANDS = 64
 
 

@@ -66,7 +66,8 @@ def levelled_optimum(
 
 
 def _settled(log_w: Array) -> Array:
-    return np.maximum(log_w - log_w.max(), -FAINTEST)
+    settled: Array = np.maximum(log_w - log_w.max(), -FAINTEST)
+    return settled
 
 
 def _weighted(log_w: Array) -> Average:

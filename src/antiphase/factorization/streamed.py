@@ -127,7 +127,7 @@ class Stretch:
         """``X_ij`` for i > j among these steps, in ascending order; 0 on the diagonal and above."""
         n, _, q = self.r.shape
         rows = np.searchsorted(self.live, indices)
-        known = np.flatnonzero((rows < n) & (self.live[np.minimum(rows, n - 1)] == indices)) if n else []
+        known: Any = np.flatnonzero((rows < n) & (self.live[np.minimum(rows, n - 1)] == indices)) if n else []
         out = np.zeros((len(indices),) * 2)
         if q > 1:
             columns = self.dense()[:, indices]

@@ -103,7 +103,8 @@ class _Search:
         error, of_delta, of_g, of_rho = gradients.noise(delta, g, rho, *self._problem)
         # The scale of a class follows its sum of squares, which is 1 here: its own part of the gradient.
         by_class = np.bincount(self._owner, of_delta + (of_g * g).sum(axis=1))
-        _, *through = gradients.norms(delta, g, rho, -0.5 * by_class[self._owner])
+        weights: Array = (-0.5 * by_class[self._owner]).astype(np.float64)
+        _, *through = gradients.norms(delta, g, rho, weights)
         of_delta, of_g, of_rho = (part + more for part, more in zip((of_delta, of_g, of_rho), through, strict=True))
         raw = self._split(x)[0] / delta  # what the columns were divided by
         slopes = [of_delta, (of_g / raw[:, None] * self._fed).ravel(), of_rho.ravel()]
