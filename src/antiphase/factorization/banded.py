@@ -9,6 +9,7 @@ which is a little better than columns of one norm.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,9 +18,9 @@ import numpy as np
 
 from antiphase import _checks as check
 from antiphase._checks import Array
-from antiphase.factorization.base import Factorization
+from antiphase.factorization.base import Factorization, refuse_if_too_large
 from antiphase.factorization.dual import Progress
-from antiphase.factorization.searching import descend, recurrence_of
+from antiphase.factorization.searching import MEMORY, descend, recurrence_of
 from antiphase.objective import Objective
 from antiphase.participation import Epochs, Indices, Participation
 from antiphase.sensitivity import Columns
@@ -140,9 +141,11 @@ def banded_optimum(
     progress: Progress | None = None,
 ) -> Banded:
     """The best encoder of so many diagonals that a descent finds, from the square root of the prefix sums on."""
+    bands = min(bands, workload.steps)
+    refuse_if_too_large(math.isqrt(workload.steps * bands) + 1, copies=4 * MEMORY)
     # With Nesterov's momentum C A⁻¹ is not banded: the search is for heavy-ball momentum, the error what it is.
     P, N, weights = recurrence_of(name, replace(workload, nesterov=False), objective)
-    search = _Search(P / N, weights**2, participation, min(bands, workload.steps))
+    search = _Search(P / N, weights**2, participation, bands)
     found = descend(search.loss, search.start(), iterations=MOST_ITERATIONS, progress=progress)
     return Banded(name, workload, objective, participation, search.scaled(found), options=options)
 
