@@ -23,17 +23,15 @@ def read(path):
     content = json.loads(header.pop("__metadata__")["content"])
     types, arrays, marks = {"F64": "<f8", "I64": "<i8"}, {}, {}
     for name, info in header.items():
-        begin, end = info["data_offsets"]
-        a = arrays[name] = np.frombuffer(data[8 + length :][begin:end], types[info["dtype"]]).reshape(info["shape"])
-        marks[name] = {"array": hashlib.sha256(a).hexdigest(), "shape": a.shape, "dtype": a.dtype.str}
+        a = np.frombuffer(data[8 + length :][slice(*info["data_offsets"])], types[info["dtype"]]).reshape(info["shape"])
+        arrays[name], marks[name] = a, {"array": hashlib.sha256(a).hexdigest(), "shape": a.shape, "dtype": a.dtype.str}
     text = json.dumps(fill(content, marks), sort_keys=True, separators=(",", ":"))
     return fill(content, arrays), hashlib.sha256(text.encode()).hexdigest()
 
 
 def fill(item, arrays):
-    if not isinstance(item, dict):
-        return item
-    return arrays[item["$array"]] if "$array" in item else {key: fill(value, arrays) for key, value in item.items()}
+    filled = {key: fill(value, arrays) for key, value in item.items()} if isinstance(item, dict) else item
+    return arrays[item["$array"]] if isinstance(item, dict) and "$array" in item else filled
 
 
 def unpacked(lower):
@@ -56,14 +54,17 @@ def streamed(s):
 
 def encoder(factorization):
     form, stored, steps = factorization["form"], factorization["stored"], factorization["workload"]["steps"]
-    if form in ("Identity", "Toeplitz"):
-        stored = stored or {"coefficients": [1.0], "normalized": False}
-        matrix = sum(c * np.eye(steps, k=-k) for k, c in enumerate(stored["coefficients"]))
-        return matrix / np.linalg.norm(matrix, axis=0) if stored["normalized"] else matrix
-    if form == "Blocks":
-        return block_diag(*(unpacked(stored["blocks"][str(i)]) for i in stored["sequence"]))
-    if form == "Streamed":
-        return block_diag(*(streamed(stored["stretches"][str(i)]) for i in stored["sequence"]))
+    if form in ("Identity", "Toeplitz", "InverseToeplitz", "Blt"):
+        c = [1.0, *(stored["decays"] ** np.arange(steps - 1)[:, None] @ stored["scales"])] if form == "Blt" else [1.0]
+        c = stored.get("coefficients", stored.get("inverse", c))
+        matrix = sum(x * np.eye(steps, k=-k) for k, x in enumerate(c))
+        matrix = np.linalg.inv(matrix) if form == "InverseToeplitz" else matrix
+        return matrix / np.linalg.norm(matrix, axis=0) if stored.get("normalized") else matrix
+    if form == "Banded":
+        return sum(np.diag(stored["columns"][: steps - i, i], -i) for i in range(stored["columns"].shape[1]))
+    if form in ("Blocks", "Streamed"):
+        parts, one = (stored["blocks"], unpacked) if form == "Blocks" else (stored["stretches"], streamed)
+        return block_diag(*(one(parts[str(i)]) for i in stored["sequence"]))
     if form == "Tree" and not stored:  # charged by its nodes: a row for each dyadic stretch of steps
         spans = [(e - 2**j, e) for j in range(steps.bit_length()) for e in range(2**j, steps + 1, 2**j)]
         return np.array([[start <= i < end for i in range(steps)] for start, end in spans], float)

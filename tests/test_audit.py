@@ -137,7 +137,7 @@ def test_replacing_a_record_is_claimed_and_audited_as_such(mechanism):
     m = ap.calibrate(mechanism.factorization, noise_multiplier=2.0, adjacency="replace-one", delta=1e-5)
     assert module.claim_of(m).mu == pytest.approx(1.0)
     found = audit(MechanismTrials(m), module.claim_of(m))
-    assert 0.8 < found.lower_bound < 1
+    assert 0.7 < found.lower_bound < 1  # fresh noise every time: 0.80 to 0.85; half or twice of it would be wrong
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 import antiphase as ap
 from antiphase.factorization.base import Factorization
 from antiphase.factorization.dense import Dense
-from antiphase.objective import Average, Restarts
+from antiphase.objective import Average, Curvature, Restarts
 
 
 def test_the_same_design_is_not_paid_for_twice(cache, monkeypatch):
@@ -105,10 +105,23 @@ BAD = [
     (lambda: ap.design("dp-mf", steps=9, buffers=0), "buffers = 0"),
     (lambda: ap.design("dp-mf", steps=9, buffers="few"), "buffers = 'few'"),
     (lambda: ap.design("dp-mf", steps=9, buffers=2.5), "buffers = 2.5"),
-    (lambda: ap.design("dp-mf", steps=9, epochs=3, buffers=4), "buffers = 4: this design has no form with few"),
+    (
+        lambda: ap.design("dp-mf", workload=ap.Workload.from_matrix(np.eye(9)), epochs=3, buffers=4),
+        "buffers = 4: this design has no form with few",
+    ),
     (lambda: ap.design("tree", steps=3, estimator="best"), "estimator = 'best'"),
     (lambda: ap.design("tree", steps=3, sensitivity="low"), "sensitivity = 'low'"),
     (lambda: ap.design("sqrt-toeplitz", steps=3, normalized=1), "normalized = 1"),
+    (lambda: ap.design("sqrt-toeplitz", steps=3, bands=0), "bands = 0"),
+    (lambda: ap.design("toeplitz", steps=3, bands=2.0), "bands = 2.0"),
+    (lambda: ap.design("toeplitz", steps=3, buffers=2), "buffers = 2: toeplitz has no such option"),
+    (lambda: ap.design("banded", steps=3, bands=0), "bands = 0"),
+    (lambda: ap.design("banded", steps=3, objective=Curvature([1.0])), "banded needs a workload that is a short"),
+    (lambda: ap.design("blt", steps=3, buffers=9), "buffers = 9: at most 8"),
+    (lambda: ap.design("blt", steps=3, buffers="auto"), "buffers = 'auto'"),
+    (lambda: ap.design("bisr", steps=3, bands=-1), "bands = -1"),
+    (lambda: ap.design("lambda-cgd", steps=3, correlation=1.0), "correlation = 1.0"),
+    (lambda: ap.design("epoch-restarts", steps=3, tau=1), "tau = 1: epoch-restarts has no such option"),
     (lambda: ap.design("damped", steps=3, rho=2.0), "rho = 2.0"),
     (lambda: ap.design("damped", steps=3, learning_rate=0.1), "smoothness = None"),
     (lambda: ap.design("damped", steps=3, learning_rate=1.0, smoothness=3.0), "learning_rate × smoothness = 3"),

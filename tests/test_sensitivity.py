@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 
-from antiphase import epochs, min_separation, once
+from antiphase import Workload, epochs, min_separation, once
+from antiphase.factorization.toeplitz import Toeplitz
+from antiphase.objective import Average
 from antiphase.participation import Participation
-from antiphase.sensitivity import is_exact, sensitivity
+from antiphase.sensitivity import DenseColumns, is_exact, sensitivity
 from tests import brute
 
 
@@ -136,6 +138,43 @@ class NoGram:
 def test_one_participation_needs_the_norms_alone():
     for participation in (once(), min_separation(1, 2), min_separation(3, 6)):
         assert sensitivity(NoGram(), participation) ** 2 == pytest.approx(6.0)
+
+
+def test_columns_that_share_no_row_need_no_products():
+    """Their squares add up, over the whole of the worst pattern; with one band more the products count."""
+    rng = np.random.default_rng(5)
+    for bands in (3, 4):
+        C = np.triu(np.tril(rng.normal(size=(11, 11))), 1 - bands)
+        columns = DenseColumns(C)
+        assert columns.reach == bands
+        for participation in (epochs(4, 3), min_separation(3, 3)):
+            assert sensitivity(C, participation) >= brute.sensitivity(C, participation, rng) * (1 - 1e-12)
+            assert is_exact(C, participation) == (bands == 3)
+    assert DenseColumns(np.ones((3, 2))).reach == 2
+
+
+def test_shifts_with_falling_coefficients_are_exact_and_others_are_not_taken_for_them():
+    """Falling: the first pattern, as close as may be, is the worst. Rising, signed or scaled ones go the long way."""
+    rng = np.random.default_rng(6)
+    kinds = {
+        "falling": (lambda c: -np.sort(-c), False),
+        "rising": (np.sort, False),
+        "one step up": (lambda c: -np.sort(-np.r_[c[:-1], 3.0])[[1, 0, *range(2, len(c))]], False),
+        "signed": (lambda c: -np.sort(-c) * np.where(np.arange(len(c)) == len(c) - 1, -1, 1), False),
+        "scaled": (lambda c: -np.sort(-c), True),
+    }
+    for kind, (arranged, normalized) in kinds.items():
+        for steps, bands in ((9, 9), (9, 4), (8, 5)):
+            c = arranged(rng.random(bands) + 0.1)
+            f = Toeplitz("t", Workload.sgd(steps), Average(), once(), c, normalized)
+            assert f._columns().falling == (kind == "falling")
+            for participation in (epochs(3, 3), epochs(5, 2), min_separation(3, 2), min_separation(2, 3)):
+                true = brute.sensitivity(f.encoder(), participation, rng)
+                ours = sensitivity(f._columns(), participation)
+                assert ours >= true * (1 - 1e-12), (kind, participation)
+                if kind == "falling":
+                    assert ours == pytest.approx(true, rel=1e-12)
+                    assert is_exact(f._columns(), participation)
 
 
 def test_more_participations_than_fit_cost_no_more():

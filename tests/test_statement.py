@@ -20,6 +20,10 @@ MECHANISMS = {
     "blocks": lambda: ap.design("dp-mf+", workload=ap.Workload.sgd(23, delay=2), tau=6),
     "tree": lambda: ap.design("tree", steps=20, estimator="online"),
     "tree by nodes": lambda: ap.design("tree", steps=20, sensitivity="nodes", epochs=4),
+    "blt": lambda: ap.design("blt", steps=20, epochs=2, buffers=2),
+    "inverse": lambda: ap.design("bisr", steps=20, participation=ap.min_separation(2, 5)),
+    "banded": lambda: ap.design("banded", steps=20, epochs=4, bands=7),
+    "windows": lambda: ap.design("dp-mf", steps=20, epochs=4, buffers=2),
     "apart": lambda: ap.design("dp-mf", steps=10, participation=ap.min_separation(2, 4)),
 }
 

@@ -36,6 +36,11 @@ DESIGNS = {
     "identity": ("dp-sgd", {}),
     "separated": ("dp-mf", {"participation": ap.min_separation(3, 10)}),
     "damped": ("damped", {"rho": 0.9}),
+    "banded": ("banded", {"epochs": 3, "bands": 20}),
+    "blt": ("blt", {"epochs": 3, "buffers": 2}),
+    "moving": ("bisr", {"participation": ap.min_separation(3, 10)}),
+    "windows": ("dp-mf", {"epochs": 3, "buffers": 3}),
+    "restarts": ("epoch-restarts", {"epochs": 3}),
 }
 
 

@@ -37,8 +37,14 @@ LABELS = {
     "dp-mf": "DP-MF",
     "dp-mf+": "DP-MF⁺",
     "damped": "damped",
+    "bisr": "inverse square root",
+    "lambda-cgd": "DP-λCGD",
+    "toeplitz": "Toeplitz",
+    "banded": "banded",
+    "blt": "BLT",
+    "epoch-restarts": "restarts with every epoch",
 }
-SYMBOLS = {"tau": "τ", "rho": "ρ", "final_weight": "final weight"}
+SYMBOLS = {"tau": "τ", "rho": "ρ", "final_weight": "final weight", "correlation": "λ"}
 MEASURED = 8192  # numbers a row of noise has where making it takes long: the time is proportional
 ENOUGH = 128  # rows of such a stream that are timed
 WIDEST = 1 << 21  # numbers a row has that is timed elsewhere; for larger models, too, the time is proportional

@@ -8,13 +8,20 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from antiphase import _checks as check
+from antiphase.factorization.banded import banded_optimum
 from antiphase.factorization.base import Factorization
+from antiphase.factorization.blt import MOST, blt_optimum
 from antiphase.factorization.dense import Dense
 from antiphase.factorization.dual import Progress
 from antiphase.factorization.fixed import Identity, anti_encoder, chess_coefficients
 from antiphase.factorization.fourier import fourier_encoder
-from antiphase.factorization.optimal import optimal
+from antiphase.factorization.inverse import InverseToeplitz, best_bands, best_correlation, inverse_root_coefficients
+from antiphase.factorization.optimal import optimal, remembered
+from antiphase.factorization.restarted import restarted
+from antiphase.factorization.steady import toeplitz_optimum
 from antiphase.factorization.toeplitz import Toeplitz, square_root_coefficients
 from antiphase.factorization.tree import Tree
 from antiphase.objective import Average, Curvature, Damped, Objective, Restarts
@@ -40,7 +47,10 @@ def design(
 
     - ``dp-sgd``, ``anti-pgd``, ``chess``, ``fourier``
     - ``tree``: ``estimator="full" | "online" | "plain"``, ``sensitivity="square" | "nodes"``
-    - ``sqrt-toeplitz``: ``normalized=True``
+    - ``sqrt-toeplitz``: ``normalized=True``, ``bands``; ``bisr`` (banded inverse square root): ``bands`` (default: the
+      best up to 64)
+    - ``lambda-cgd``: ``correlation``, how much of the noise before is taken back (default: the best)
+    - ``toeplitz``: ``bands``; ``banded``: ``bands``; ``blt``: ``buffers``, up to 8; ``epoch-restarts``
     - ``dp-mf``: ``weights``, ``final_weight``
     - ``dp-mf+``: ``tau`` (default: ``steps``), ``weight``, ``include_final``, ``anchor="start" | "end"``
     - ``damped``: ``rho``, or ``learning_rate`` and ``smoothness``; ``weights``, ``final_weight``
@@ -49,10 +59,11 @@ def design(
 
     Optimal designs are streams where their workload is a short recurrence and records take part once, or ``dp-mf+``
     restarts between any two participations: ``buffers="auto"`` spends the fewest vectors of memory that keep within
-    0.1 % of the optimum, ``"exact"`` as many as full precision needs, a number that many. Those in the first three
-    lines take ``objective``, by which they are judged (default: every iterate alike); the others, which are optimal
-    for theirs, take ``tolerance``, the relative gap to reach (default: 1e-9; for several epochs 1e-6 from 1,025 steps
-    on and 1e-4 from 4,097).
+    0.1 % of the optimum, ``"exact"`` as many as full precision needs, a number that many. For other participations the
+    optimum is dense, and a number of buffers asks for the best stream of that many. Those in the first five lines take
+    ``objective``, by which they are judged (default: every iterate alike), and for which those of the fifth are
+    searched; the others, which are optimal for theirs, take ``tolerance``, the relative gap to reach (default: 1e-9;
+    for several epochs 1e-6 from 1,025 steps on and 1e-4 from 4,097).
 
     >>> design("dp-mf", steps=4)
     <Factorization dp-mf: 4 steps, once, error 6.87..., gap ..., sensitivity 1>
@@ -113,14 +124,72 @@ def _tree(
     return Tree("tree", workload, _judge(objective), participation, options=options)
 
 
-def _sqrt_toeplitz(setting: Setting, *, normalized: bool = True, objective: Objective | None = None) -> Factorization:
+def _sqrt_toeplitz(
+    setting: Setting, *, normalized: bool = True, bands: int | None = None, objective: Objective | None = None
+) -> Factorization:
     workload, participation = setting
-    normalized = check.flag("normalized", normalized)
-    options = {"normalized": normalized}
-    coefficients = square_root_coefficients(workload.steps)
+    options: dict[str, Any] = {"normalized": check.flag("normalized", normalized)}
+    if bands is not None:
+        options["bands"] = check.whole_number("bands", bands)
+    coefficients = square_root_coefficients(min(options.get("bands", workload.steps), workload.steps))
     return Toeplitz(
         "sqrt-toeplitz", workload, _judge(objective), participation, coefficients, normalized, options=options
     )
+
+
+def _bisr(setting: Setting, *, bands: int | None = None, objective: Objective | None = None) -> Factorization:
+    workload, participation = setting
+    judge = _judge(objective)
+    if bands is None:
+        bands = best_bands("bisr", workload, judge, participation)
+    options = {"bands": check.whole_number("bands", bands)}
+    inverse = inverse_root_coefficients(workload, min(bands, workload.steps))
+    return InverseToeplitz("bisr", workload, judge, participation, inverse, options=options)
+
+
+def _lambda_cgd(
+    setting: Setting, *, correlation: float | None = None, objective: Objective | None = None
+) -> Factorization:
+    workload, participation = setting
+    judge = _judge(objective)
+    if correlation is None:
+        correlation = best_correlation(workload, judge, participation)
+    options = {"correlation": check.real_number("correlation", correlation, least=0.0, below=1.0)}
+    inverse = np.array([1.0, -options["correlation"]])
+    return InverseToeplitz("lambda-cgd", workload, judge, participation, inverse, options=options)
+
+
+def _toeplitz(
+    setting: Setting,
+    *,
+    bands: int | None = None,
+    objective: Objective | None = None,
+    progress: Progress | None = None,
+) -> Factorization:
+    options = {} if bands is None else {"bands": check.whole_number("bands", bands)}
+    return _searched("toeplitz", toeplitz_optimum, setting, objective, options, progress, bands=bands)
+
+
+def _banded(
+    setting: Setting, *, bands: int = 16, objective: Objective | None = None, progress: Progress | None = None
+) -> Factorization:
+    options = {"bands": check.whole_number("bands", bands)}
+    return _searched("banded", banded_optimum, setting, objective, options, progress, bands=bands)
+
+
+def _blt(
+    setting: Setting, *, buffers: int = 4, objective: Objective | None = None, progress: Progress | None = None
+) -> Factorization:
+    options = {"buffers": check.whole_number("buffers", buffers)}
+    if buffers > MOST:
+        raise ValueError(f"buffers = {buffers}: at most {MOST}; further ones change nothing that can be measured")
+    return _searched("blt", blt_optimum, setting, objective, options, progress, buffers=buffers)
+
+
+def _epoch_restarts(
+    setting: Setting, *, objective: Objective | None = None, progress: Progress | None = None
+) -> Factorization:
+    return _searched("epoch-restarts", restarted, setting, objective, {}, progress)
 
 
 def _dp_mf(
@@ -225,12 +294,43 @@ _MAKERS: dict[str, Callable[..., Factorization]] = {
     "tree": _tree,
     "sqrt-toeplitz": _sqrt_toeplitz,
     "fourier": _fourier,
+    "bisr": _bisr,
+    "lambda-cgd": _lambda_cgd,
+    "toeplitz": _toeplitz,
+    "banded": _banded,
+    "blt": _blt,
+    "epoch-restarts": _epoch_restarts,
     "dp-mf": _dp_mf,
     "dp-mf+": _dp_mf_plus,
     "damped": _damped,
     "curvature": _curvature,
     "optimal": _any_objective,
 }
+
+
+def _searched(
+    name: str,
+    search: Callable[..., Factorization],
+    setting: Setting,
+    objective: Objective | None,
+    options: dict[str, Any],
+    progress: Progress | None,
+    **wanted: Any,
+) -> Factorization:
+    workload, participation = setting
+    judge = _judge(objective)
+    question = {
+        "form": name,
+        "workload": workload,
+        "objective": judge,
+        "participation": participation,
+        "wanted": wanted,
+    }
+
+    def make(watched: Progress) -> Factorization:
+        return search(name, workload, judge, participation, options=options, progress=watched, **wanted)
+
+    return remembered(question, make, name=name, options=options, progress=progress)
 
 
 def _optimal(

@@ -39,6 +39,10 @@ class Objective(Value, ABC):
         """The root as a short recurrence; None where there is none."""
         return None
 
+    def total(self, squares: Array) -> float:
+        """What the squared noise in each row of the root comes to."""
+        return float(squares.sum())
+
     @abstractmethod
     def describe(self) -> str:
         """A few words, as in ``restarts every 50 steps``."""
@@ -257,6 +261,23 @@ class Curvature(Objective):
 
     def describe(self) -> str:
         return f"squared gradient over {len(self.spectrum)} curvatures up to {self.spectrum.max():g}" + _words(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Maximum(Objective):
+    """The noisiest iterate alone: ``sens(C)²·max_t ‖b_t‖²``, of which the square root is the maximum error."""
+
+    def recurrence(self, workload: Workload) -> Recurrence | None:
+        return None if workload.bands is None else Recurrence(*workload.bands, np.ones(workload.steps))
+
+    def root(self, workload: Workload) -> Array:
+        return workload.dense()
+
+    def total(self, squares: Array) -> float:
+        return float(squares.max())
+
+    def describe(self) -> str:
+        return "the noisiest iterate"
 
 
 # ---- per-iterate weights, shared by three objectives -------------------------------------------------------

@@ -18,10 +18,18 @@ from antiphase.participation import Epochs, Indices, MinSeparation, Once, Partic
 
 
 class Columns(Protocol):
-    """What sensitivity needs to know of an encoder, dense or not."""
+    """What sensitivity needs to know of an encoder, dense or not.
+
+    Columns that are shifts of one another, cut off by the last row, with coefficients that are non-negative and do not
+    grow, may say so by an attribute ``falling`` that is True.
+    """
 
     @property
     def steps(self) -> int: ...
+
+    @property
+    def reach(self) -> int:
+        """Columns that are this many steps apart, or more, share no row."""
 
     def squared_norms(self) -> Array:
         """``X_ii`` for every step."""
@@ -41,6 +49,13 @@ class DenseColumns:
     @property
     def steps(self) -> int:
         return int(self._encoder.shape[1])
+
+    @property
+    def reach(self) -> int:
+        # PRIVACY: from the first to the last entry of a row, wherever they are: it need not be triangular.   [G1]
+        there = self._encoder != 0
+        last = self.steps - 1 - there[:, ::-1].argmax(axis=1)
+        return int(np.max(last - there.argmax(axis=1), where=there.any(axis=1), initial=0)) + 1
 
     def squared_norms(self) -> Array:
         norms: Array = np.einsum("ij,ij->j", self._encoder, self._encoder)
@@ -80,9 +95,17 @@ def _squared(columns: Columns, participation: Participation) -> float:
         return float(np.max(columns.squared_norms()))
     if isinstance(participation, Epochs):
         patterns = participation.classes(columns.steps)
+        if _is_falling(columns):
+            patterns = patterns[:1]
+        elif columns.reach <= participation.every:
+            # PRIVACY: columns of one pattern share no row, so that their squares add up; all of them.   [G1]
+            return float(np.bincount(np.arange(columns.steps) % participation.every, columns.squared_norms()).max())
         # PRIVACY: |X_ii'|: the signs of cross terms are the adversary's to choose.   [G1]
         return float(np.max([np.abs(columns.gram(pattern)).sum() for pattern in patterns]))
     if isinstance(participation, MinSeparation):
+        if _is_falling(columns):
+            pattern = np.arange(0, columns.steps, participation.apart)[: participation.count]
+            return float(columns.gram(pattern).sum())
         return _min_separation_bound(columns, participation)
     raise TypeError(f"participation = {participation!r}: no sensitivity is known for a {type(participation).__name__}")
 
@@ -92,17 +115,31 @@ def is_exact(encoder: Any, participation: Participation, tolerance: float = 1e-9
 
     So it is for one participation; in a fixed order, where equal gradients attain it, that is where no two columns of
     the worst pattern have a (more than negligibly) negative inner product; for a minimum separation, where columns
-    that far apart are orthogonal.   [G2]
+    that far apart are orthogonal, or shifts of one another with falling coefficients.   [G2]
     """
     columns = _columns(encoder)
+    if isinstance(participation, Once) or _is_falling(columns):
+        return True
     if isinstance(participation, Epochs):
+        if columns.reach <= participation.every:
+            return True
         patterns = participation.classes(columns.steps)
         attained = math.sqrt(max(float(np.max([columns.gram(pattern).sum() for pattern in patterns])), 0.0))
         return attained >= (1 - tolerance) * sensitivity(columns, participation)
-    if isinstance(participation, MinSeparation) and participation.count > 1:
+    if isinstance(participation, MinSeparation) and participation.count > 1 and columns.reach > participation.apart:
         gram = columns.gram(np.arange(columns.steps))
         return not np.triu(gram, participation.apart).any()
     return True
+
+
+def _is_falling(columns: Columns) -> bool:
+    """Whether the first pattern, as dense as is allowed, is the worst.
+
+    ``X_ii' = Σ_s c_s c_{s + i' − i}`` over the rows that i' has left: every term is non-negative, a later i' leaves
+    fewer of them, and a larger distance makes none larger. So moving participations to the front and together, as far
+    as they may, makes no ``X_ii'`` smaller (Kalinin and Lampert 2024, theorem 2).
+    """
+    return bool(getattr(columns, "falling", False))
 
 
 def _columns(encoder: Any) -> Columns:
@@ -120,14 +157,21 @@ def _min_separation_bound(columns: Columns, participation: MinSeparation) -> flo
     norms = columns.squared_norms()
     if count == 1:
         return float(norms.max())
+    if columns.reach <= apart:
+        return _best_total(norms, count, apart)
     weights = np.abs(columns.gram(np.arange(columns.steps)))
     before = _best_sums(weights, count - 1, apart)
     after = _best_sums(weights[::-1, ::-1], count - 1, apart)[:, ::-1]
     # PRIVACY: c participations before step i and count − 1 − c after it, in the best split.   [G1]
     others = np.max([before[c] + after[count - 1 - c] for c in range(count)], axis=0)
-    best = _running_best(norms + others, np.zeros(columns.steps), apart)
-    for _ in range(count - 1):
-        best = _running_best(norms + others, best, apart)
+    return _best_total(norms + others, count, apart)
+
+
+def _best_total(values: Array, count: int, apart: int) -> float:
+    """The largest sum of at most ``count`` of these non-negative numbers, mutually ``apart`` apart."""
+    best = np.zeros(len(values))
+    for _ in range(count):
+        best = _running_best(values, best, apart)
     return float(best[-1])
 
 

@@ -118,7 +118,7 @@ def _sensitivity(f: Factorization, C: Array) -> Check:
 
 def _error(f: Factorization, C: Array) -> Check:
     rows = scipy.linalg.solve_triangular(C, f.objective.root(f.workload).T, lower=True, trans="T")
-    error = f.sensitivity**2 * float(np.square(rows).sum())
+    error = f.sensitivity**2 * f.objective.total(np.square(rows).sum(axis=0))
     return Check("error", f"{f.error:.8g}", f"{error:.8g}", math.isclose(error, f.error, rel_tol=1e-6))
 
 

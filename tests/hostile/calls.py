@@ -99,7 +99,7 @@ MATRICES = st.sampled_from([np.eye(3), np.tril(np.ones((8, 8))), np.tril(np.aran
 PARTICIPATIONS = st.sampled_from([ap.once(), ap.epochs(2, 4), ap.epochs(4, 2), ap.min_separation(2, 3),
                                   ap.min_separation(10**9, 1), ap.epochs(10**18, 8)])  # fmt: skip
 WORKLOADS = st.sampled_from([ap.Workload.sgd(8), ap.Workload.sgd(8, momentum=0.9), ap.Workload.sgd(5, delay=1)])
-OBJECTIVES = st.sampled_from([objective.Average(), objective.Restarts(3), objective.Damped(0.9)])
+OBJECTIVES = st.sampled_from([objective.Average(), objective.Restarts(3), objective.Damped(0.9), objective.Maximum()])
 PROMISE = {"?adjacency": TEXT(["zero-out", "replace-one"]), "?sampler": TEXT(["fixed-order", "hash-slots"]),
            "?unit": TEXT(["example", "user"])}  # fmt: skip
 
@@ -127,6 +127,10 @@ CALLS = {
                                         "?buffers": TEXT(["auto", "exact", 2]), "?objective": OBJECTIVES,
                                         "?tolerance": SHARES, "?spectrum": st.lists(POSITIVE, max_size=3),
                                         "?learning_rate": SHARES}),
+    "design of a form": (ap.design, {"name": TEXT(["toeplitz", "banded", "blt", "bisr", "lambda-cgd", "sqrt-toeplitz",
+                                                   "epoch-restarts"]), "steps": SMALL, "?participation": PARTICIPATIONS,
+                                     "?bands": SMALL, "?buffers": SMALL, "?correlation": SHARES,
+                                     "?objective": OBJECTIVES}),
     "calibrate": (ap.calibrate, {"factorization": st.just(F), "epsilon": POSITIVE, "delta": SHARES,
                                  "?clip_norm": POSITIVE, **PROMISE}),
     "calibrate, noise": (ap.calibrate, {"factorization": st.just(F), "noise_multiplier": POSITIVE,

@@ -68,7 +68,8 @@ def originals(folder):
     design = {
         "stream": ap.design("dp-mf", steps=12), "dense": ap.design("dp-mf", steps=12, epochs=3),
         "tree": ap.design("tree", steps=8), "toeplitz": ap.design("sqrt-toeplitz", steps=9),
-        "restarts": ap.design("dp-mf+", steps=12, tau=5),
+        "restarts": ap.design("dp-mf+", steps=12, tau=5), "blt": ap.design("blt", steps=9, buffers=2),
+        "inverse": ap.design("bisr", steps=9, bands=3), "banded": ap.design("banded", steps=9, bands=3),
     }  # fmt: skip
     for name, f in design.items():
         path = folder / f"{name}.antiphase"

@@ -13,7 +13,7 @@ import antiphase as ap
 from antiphase.factorization.blocks import block_optimum
 from antiphase.factorization.dense import Dense
 from antiphase.noise import stream as module
-from antiphase.noise.engines import Nodes, Regenerated, Ring, States
+from antiphase.noise.engines import Moving, Nodes, Regenerated, Ring, States
 from antiphase.noise.normals import CHUNK
 from antiphase.noise.stream import WORTH_A_THREAD, NoiseStream, engine_for, parse_memory
 from antiphase.objective import Average, Restarts
@@ -52,6 +52,11 @@ ENGINES = {  # name: (factorization, the engine it must get, diagonals up to whi
     "buffers, momentum": (lambda: ap.design("dp-mf", workload=ap.Workload.sgd(T, momentum=0.9)), States, 64),
     "buffers, nesterov and idle steps": (lambda: ap.design("dp-mf", workload=NESTEROV), States, 64),
     "buffers, idle steps": (lambda: ap.design("dp-mf", workload=GAPS), States, 64),
+    "buffers, windows": (lambda: ap.design("dp-mf", steps=T, epochs=4, buffers=3), States, 64),
+    "buffers, blt": (lambda: ap.design("blt", steps=T, buffers=2), States, 64),
+    "ring, banded": (lambda: ap.design("banded", steps=T, epochs=4, bands=6), Ring, 64),
+    "moving, drawn again": (lambda: ap.design("lambda-cgd", steps=T), Moving, 64),
+    "moving, kept": (lambda: ap.design("bisr", steps=T, bands=9), Moving, 64),
     "tree, full": (lambda: ap.design("tree", steps=T), States, 64),
     "tree, full, 27 steps": (lambda: ap.design("tree", steps=27), States, 64),
     "tree, online": (lambda: ap.design("tree", steps=T, estimator="online"), Nodes, 64),
@@ -311,6 +316,11 @@ def families(steps):
     yield ap.design("dp-mf", steps=steps)
     yield ap.design("dp-mf", workload=ap.Workload.sgd(steps, momentum=0.9))
     yield ap.design("tree", steps=steps)
+    yield ap.design("dp-mf", steps=steps, epochs=10, buffers=2)
+    yield ap.design("banded", steps=steps, bands=4)
+    yield ap.design("blt", steps=steps)
+    yield ap.design("bisr", steps=steps)
+    yield ap.design("lambda-cgd", steps=steps)
 
 
 def normals(stream, step):

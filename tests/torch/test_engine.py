@@ -344,7 +344,7 @@ def test_a_promise_for_other_batches_is_refused():
     f = ap.design("dp-sgd", steps=15, epochs=3)
     for promise in ({"sampler": "poisson", "sampling_rate": 0.01}, {"sampler": "hash-slots"}):
         m = ap.calibrate(f, noise_multiplier=1.0, adjacency="add-remove", **promise)
-        with pytest.raises(ValueError, match="here they come in a fixed order"):
+        with pytest.raises(ValueError, match=r"come about in another way|here batches come in a fixed order"):
             make_private(PrivacyEngine(mechanism=m), None, epochs=3)
     slots = DataLoader(data(), batch_sampler=[list(range(i, 60, 5)) for i in range(5)])
     engine = PrivacyEngine(mechanism=m)

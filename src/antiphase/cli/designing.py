@@ -64,7 +64,8 @@ def design(
 ) -> None:
     """Design a mechanism: write it to a file, print its error, the certified bound and the gap.
 
-    NAME is one of dp-sgd, anti-pgd, chess, tree, sqrt-toeplitz, fourier, dp-mf, dp-mf+, damped, curvature, optimal.
+    NAME is one of dp-sgd, anti-pgd, chess, tree, sqrt-toeplitz, fourier, bisr, lambda-cgd, toeplitz, banded, blt,
+    epoch-restarts, dp-mf, dp-mf+, damped, curvature, optimal.
     With --epsilon and --delta (or --noise-multiplier) it is calibrated too, and ready to train with.
 
     \b

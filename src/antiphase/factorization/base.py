@@ -142,7 +142,7 @@ class Factorization(ABC):
 
     def _total_noise(self, objective: Objective) -> float:
         """``‖ΛB‖_F² = ‖M C⁻¹‖_F²``."""
-        return float(self._noise_squared(objective.root(self.workload)).sum())
+        return objective.total(self._noise_squared(objective.root(self.workload)))
 
     def _noise_squared(self, root: Array) -> Array:
         """The squared norms of the rows of ``root·C⁻¹``."""

@@ -127,6 +127,7 @@ class _BlockColumns:
         self._sequence = np.array([*sequence[:last], len(distinct)])
         self._starts = sizes[: last + 1]
         self.steps = rows
+        self.reach = max(len(self._distinct[i]) for i in self._sequence)
 
     def squared_norms(self) -> Array:
         norms = [np.einsum("ij,ij->j", block, block) for block in self._distinct]

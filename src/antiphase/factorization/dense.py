@@ -1,8 +1,6 @@
-r"""The optimum as a dense encoder: any workload, any objective, any participation; O(T³) an iteration.
+r"""The optimum as a dense encoder: any workload and objective, one participation or epochs in a fixed order; O(T³).
 
-Steps that move no iterate are left out of the problem and get independent noise. For a minimum separation the optimum
-itself is not known: the bound is that of evenly spaced participations (a special case), and the encoder the best of a
-few candidates, judged by the safe sensitivity; the gap says how good that is.
+Steps that move no iterate are left out of the problem and get independent noise.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from antiphase._checks import Array
 from antiphase.factorization import dual
 from antiphase.factorization.base import Factorization, lower_triangular, refuse_if_too_large
 from antiphase.objective import Objective
-from antiphase.participation import Indices, MinSeparation, Once, Participation
+from antiphase.participation import Indices, Participation
 from antiphase.sensitivity import sensitivity
 from antiphase.workload import Workload
 
@@ -62,18 +60,9 @@ def dense_optimum(
     classes = participation.classes(workload.steps)
     root = objective.root(workload)
     encoder, bound = optimal_encoder(root, classes, tolerance=tolerance, progress=progress)
-
-    def judged(matrix: Array) -> Dense:
-        # PRIVACY: normalised by the one sensitivity there is, not by what the optimisation believes.   [G1]
-        matrix = matrix / sensitivity(matrix, participation)
-        return Dense(name, workload, objective, participation, matrix, options=options, bound=bound)
-
-    if not isinstance(participation, MinSeparation):
-        return judged(encoder)
-    single, _ = optimal_encoder(root, Once().classes(workload.steps), tolerance=1e-6)
-    candidates = [encoder, single, np.eye(workload.steps)]
-    candidates += [_banded(matrix, participation.apart) for matrix in (encoder, single)]
-    return min((judged(matrix) for matrix in candidates), key=lambda f: f.error)
+    # PRIVACY: normalised by the one sensitivity there is, not by what the optimisation believes.   [G1]
+    encoder = encoder / sensitivity(encoder, participation)
+    return Dense(name, workload, objective, participation, encoder, options=options, bound=bound)
 
 
 def optimal_encoder(
@@ -121,13 +110,6 @@ def reversed_cholesky(factor: Array) -> Array:
     R = np.asarray(np.linalg.qr(factor[:, ::-1], mode="r"))
     R = R * np.where(np.diagonal(R) < 0, -1.0, 1.0)[:, None]
     return np.tril(R[::-1, ::-1])
-
-
-def _banded(encoder: Array, bands: int) -> Array:
-    """The first ``bands`` diagonals, columns scaled back to their norms: steps ``bands`` apart become orthogonal."""
-    banded = np.triu(encoder, 1 - bands)
-    scaled: Array = banded * (np.linalg.norm(encoder, axis=0) / np.linalg.norm(banded, axis=0))
-    return scaled
 
 
 def _refuse_degenerate(root: Array) -> None:

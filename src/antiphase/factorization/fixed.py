@@ -34,6 +34,8 @@ class Identity(Factorization):
 class _UnitColumns:
     """Orthogonal columns of norm 1."""
 
+    reach = 1
+
     def __init__(self, steps: int) -> None:
         self.steps = steps
 

@@ -239,6 +239,23 @@ def column_norms(delta: Array, r: Array, g: Array, move: Array) -> Array:
 
 
 @_compiled
+def meetings(delta: Array, r: Array, g: Array, move: Array) -> Array:
+    """``h`` with ``X_ij = h_i·s`` for i > j, where s is the state that column j has left by row i; one vector a
+    buffer."""
+    T, m, _ = g.shape
+    h = np.zeros((T, m))
+    P, work, Pg = np.zeros((m, m)), np.zeros((m, m)), np.zeros(m)
+    for i in range(T - 1, -1, -1):
+        times(P, g[i], Pg)
+        for k in range(m):
+            h[i, k] = delta[i] * r[i, k, 0] + (move[i + 1, k, 0] * Pg[k] if i + 1 < T else 0.0)
+        if i + 1 < T:
+            pull_back(move[i + 1], P, work)
+        add_outer(P, r[i])
+    return h
+
+
+@_compiled
 def variances(delta: Array, r: Array, g: Array, move: Array, live: Array, fresh: Array, P: Array, N: Array) -> Array:
     r"""The variance of each ``u_t`` when ``P u = N y`` is driven by the noise ``y = C⁻¹z``: joint covariance, step by
     step.

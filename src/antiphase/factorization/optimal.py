@@ -4,6 +4,7 @@ cache."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,13 +17,23 @@ from antiphase.factorization.blocks import block_optimum, decouples
 from antiphase.factorization.dense import dense_optimum
 from antiphase.factorization.dual import Progress
 from antiphase.factorization.epochs import bound_only, can_be_ringed, epoch_optimum
+from antiphase.factorization.levelled import levelled_optimum
+from antiphase.factorization.separated import separated
 from antiphase.factorization.streamed import can_be_streamed, streamed_optimum
-from antiphase.objective import Objective
-from antiphase.participation import Once, Participation
+from antiphase.factorization.windowed import windowed
+from antiphase.objective import Maximum, Objective
+from antiphase.participation import MinSeparation, Once, Participation
 from antiphase.values import digest
 from antiphase.workload import Workload
 
-ALGORITHM = 3  # part of the cache's key: raise it when the same question would get another answer
+SOLVERS: dict[str, Callable[..., Factorization]] = {
+    "streamed": streamed_optimum,
+    "windowed": windowed,
+    "blocks": block_optimum,
+    "epochs": epoch_optimum,
+    "dense": dense_optimum,
+}
+ALGORITHM = 4  # part of the cache's key: raise it when the same question would get another answer
 DENSE_IS_CHEAP = 4096  # steps up to which an encoder is made even if only its bound is asked for
 WORTH_KEEPING = 0.1  # seconds
 
@@ -41,34 +52,62 @@ def optimal(
     """The factorization of least error, with a certified bound on how far from least it can be.   [G5]
 
     In the form of a stream where there is one (a workload that is a short recurrence; one participation, or restarts
-    between any two), with as many ``buffers`` as asked for; else by blocks; else dense. ``tolerance`` is the relative
-    gap at which the search stops; unless given, 1e-9, and less sharp where several epochs have many steps.
+    between any two), with as many ``buffers`` as asked for; else by blocks; else dense. Where only a dense encoder is
+    optimal and so many ``buffers`` are asked for, the best stream of that many that a descent finds. ``tolerance`` is
+    the relative gap at which the search stops; unless given, 1e-9, and less sharp where several epochs have many steps.
     """
     form = _form(workload, objective, participation, buffers)
-    if tolerance is None:
-        tolerance = _worth_waiting_for(workload.steps) if form == "epochs" else 1e-9
+    gap = tolerance if tolerance is not None else _worth_waiting_for(workload.steps, form, objective)
     question = {
-        "algorithm": ALGORITHM,
         "form": form,
-        "buffers": buffers if form == "streamed" else None,
+        "buffers": buffers if form in ("streamed", "windowed", "separated") else None,
         "workload": workload,
         "objective": objective,
         "participation": participation,
-        "tolerance": tolerance,
+        "tolerance": gap,
     }
-    path = cache.entry(digest(question))
+
+    def solved(objective: Objective, tolerance: float, buffers: str | int, watched: Progress | None) -> Factorization:
+        def of(who: Participation) -> Factorization:
+            form = _form(workload, objective, who, buffers)
+            wanted: dict[str, Any] = {} if form == "windowed" else {"tolerance": tolerance}
+            if form in ("streamed", "windowed"):
+                wanted["buffers"] = buffers
+            return SOLVERS[form](name, workload, objective, who, options=options or {}, progress=watched, **wanted)
+
+        if isinstance(participation, MinSeparation) and form == "separated":
+            return separated(participation, workload.steps, of)
+        return of(participation)
+
+    def make(watched: Progress) -> Factorization:
+        if not isinstance(objective, Maximum):
+            return solved(objective, gap, buffers, watched)
+
+        def weighted(average: Objective, sharply: bool) -> Factorization:
+            return solved(average, gap / 10, "exact" if sharply else buffers, None)
+
+        return levelled_optimum(weighted, workload.steps, tolerance=gap, progress=watched)
+
+    return remembered(question, make, name=name, options=options or {}, progress=progress)
+
+
+def remembered(
+    question: dict[str, Any],
+    make: Callable[[Progress], Factorization],
+    *,
+    name: str,
+    options: dict[str, Any],
+    progress: Progress | None,
+) -> Factorization:
+    """What ``make`` returns, or what the cache has for the same ``question``; kept there if it took long and was not
+    stopped."""
+    path = cache.entry(digest({"algorithm": ALGORITHM} | question))
     if path is not None and path.exists():
         try:
-            return replace(restore(files.read(path), path), name=name, options=options or {})
+            return replace(restore(files.read(path), path), name=name, options=options)
         except (FileFormatError, OSError):
             path.unlink(missing_ok=True)  # damaged: as good as none
     began = time.perf_counter()
-    solve: Any = {
-        "streamed": streamed_optimum,
-        "blocks": block_optimum,
-        "epochs": epoch_optimum,
-        "dense": dense_optimum,
-    }[form]
     stopped = False
 
     def watched(iteration: int, gap: float) -> bool:
@@ -76,10 +115,7 @@ def optimal(
         stopped = bool(progress and progress(iteration, gap)) or stopped
         return stopped
 
-    common: dict[str, Any] = {"options": options or {}, "tolerance": tolerance, "progress": watched}
-    if form == "streamed":
-        common["buffers"] = buffers
-    found: Factorization = solve(name, workload, objective, participation, **common)
+    found = make(watched)
     if path is not None and not stopped and time.perf_counter() - began > WORTH_KEEPING:
         with suppress(OSError):  # a full disk costs time next time, nothing else
             found.save(path)
@@ -88,8 +124,12 @@ def optimal(
 
 def best_bound(workload: Workload, objective: Objective, participation: Participation) -> float:
     """A certified bound on the error of every factorization; for many steps and epochs, without making one."""
-    if workload.steps > DENSE_IS_CHEAP and _form(workload, objective, participation, "auto") == "epochs":
-        low, _ = bound_only(workload, objective, participation, tolerance=_worth_waiting_for(workload.steps))
+    if (
+        workload.steps > DENSE_IS_CHEAP
+        and not isinstance(objective, Maximum)
+        and _form(workload, objective, participation, "auto") == "epochs"
+    ):
+        low, _ = bound_only(workload, objective, participation, tolerance=_worth_waiting_for(workload.steps, "epochs"))
         return low
     return optimal(workload, objective, participation).lower_bound
 
@@ -101,16 +141,30 @@ def _form(workload: Workload, objective: Objective, participation: Participation
         check.whole_number("buffers", buffers)
     if can_be_streamed(workload, objective, participation):
         return "streamed"
+    if isinstance(participation, MinSeparation) and (
+        isinstance(buffers, str) or can_be_streamed(workload, objective, participation.evenly(workload.steps))
+    ):
+        return "separated"
     if isinstance(participation, Once) and decouples(workload, objective):
         return "blocks"
     if not isinstance(buffers, str):
-        raise ValueError(
-            f"buffers = {buffers}: this design has no form with few buffers (that needs a workload that is a short "
-            "recurrence, an objective of weighted iterates, and one participation or restarts between any two); leave "
-            "buffers out"
-        )
+        if objective.recurrence(workload) is None:
+            raise ValueError(
+                f"buffers = {buffers}: this design has no form with few buffers (that needs a workload that is a short "
+                "recurrence and an objective of weighted iterates); leave buffers out"
+            )
+        if isinstance(objective, Maximum):
+            raise ValueError(
+                f"buffers = {buffers}: few buffers for several epochs are searched for weighted iterates, not for the "
+                "noisiest one; leave buffers out"
+            )
+        return "windowed"
     return "epochs" if can_be_ringed(workload, objective, participation) else "dense"
 
 
-def _worth_waiting_for(steps: int) -> float:
+def _worth_waiting_for(steps: int, form: str, objective: Objective | None = None) -> float:
+    if isinstance(objective, Maximum):
+        return 1e-4
+    if form not in ("epochs", "separated"):
+        return 1e-9
     return 1e-9 if steps <= 1024 else 1e-6 if steps <= 4096 else 1e-4

@@ -27,7 +27,7 @@ from antiphase.factorization.quadrature import inverse_square_root_nodes, nodes_
 from antiphase.factorization.recurrent import DualPoint, Problem, maximise, problem_of
 from antiphase.objective import Average, Objective, Restarts
 from antiphase.participation import Epochs, Indices, Once, Participation
-from antiphase.sensitivity import Columns, DenseColumns
+from antiphase.sensitivity import Columns
 from antiphase.workload import Workload
 
 WITHIN = 1e-3  # of the optimum: what buffers="auto" keeps to
@@ -100,6 +100,50 @@ class Stretch:
                     )
         return out
 
+    @cached_property
+    def reach(self) -> int:
+        """Columns this many steps apart, or more, share no row: every buffer has been emptied in between."""
+        n, m, q = self.r.shape
+        if q > 1 or not n:
+            return self.size if n else 1
+        furthest = 0
+        rows = np.arange(n)
+        for k in range(m):
+            emptied = np.append(np.flatnonzero(self.move[:, k, 0] == 0), [n, n + 1])
+            # Column j is in a buffer that it feeds from row j + 1 to the one before the next that empties it.
+            last = np.minimum(emptied[np.searchsorted(emptied, rows + 2)], n) - 1
+            last = np.where(self.g[:, k, 0] != 0, last, rows)
+            furthest = max(furthest, int((self.live[last] - self.live).max()))
+        return furthest + 1
+
+    @cached_property
+    def _meetings(self) -> Array:
+        from antiphase.factorization import kernels
+
+        met: Array = kernels.meetings(self.delta, self.r, self.g, self.move)
+        return met
+
+    def products(self, indices: Indices) -> Array:
+        """``X_ij`` for i > j among these steps, in ascending order; 0 on the diagonal and above."""
+        n, _, q = self.r.shape
+        rows = np.searchsorted(self.live, indices)
+        known: Any = np.flatnonzero((rows < n) & (self.live[np.minimum(rows, n - 1)] == indices)) if n else []
+        out = np.zeros((len(indices),) * 2)
+        if q > 1:
+            columns = self.dense()[:, indices]
+            return np.tril(columns.T @ columns, -1)
+        states = np.zeros((0, self.r.shape[1]))
+        for count, place in enumerate(known):
+            i = rows[place]
+            if count:
+                before = rows[known[count - 1]]
+                # From the row after the last of these steps to this one.
+                passed = np.prod(self.move[before + 2 : i + 1, :, 0], axis=0)
+                moved = np.vstack([states * self.move[before + 1, :, 0], self.g[before, :, 0]])
+                states = moved * passed
+                out[place, known[:count]] = states @ self._meetings[i]
+        return out
+
     def dense(self) -> Array:
         n, m, q = self.r.shape
         C = np.zeros((n, n))
@@ -168,7 +212,7 @@ class Streamed(Factorization):
         if followed is None:
             return super()._total_noise(objective)
         P, N, weights = followed
-        return float(weights**2 @ self._variances(P, N))
+        return objective.total(weights**2 * self._variances(P, N))
 
     @cached_property
     def noise_per_iterate(self) -> Array:
@@ -219,12 +263,22 @@ class _StreamColumns:
     def _norms(self) -> Array:
         return self.squared_norms()
 
+    @cached_property
+    def reach(self) -> int:
+        return min(max(s.reach for s in self._stream.distinct), self.steps)
+
     def gram(self, indices: Indices) -> Array:
+        out = np.diag(self._norms[indices])
         # PRIVACY: columns of different stretches share no row, and only of those may the products be left out.   [G1]
-        owner = np.searchsorted(self._stream.starts, indices, side="right")
-        if len(np.unique(owner)) == len(indices):
-            return np.diag(self._norms[indices])
-        return DenseColumns(self._stream.encoder()[: self.steps, : self.steps]).gram(indices)
+        owner = np.searchsorted(self._stream.starts, indices, side="right") - 1
+        for b in np.unique(owner):
+            inside = np.flatnonzero(owner == b)
+            if len(inside) > 1:
+                start, stretch = self._stream.starts[b], self._stream.distinct[self._stream.sequence[b]]
+                stretch = stretch.cut(self.steps - start) if start + stretch.size > self.steps else stretch
+                products = stretch.products(indices[inside] - start)
+                out[np.ix_(inside, inside)] += products + products.T
+        return out
 
 
 def _variances(stretches: list[Stretch], P: Array, N: Array, delay: int = 0) -> Array:
@@ -338,7 +392,7 @@ def _by_blocks(
     for start, stop, weights in objective.blocks(workload.steps):
         key = rates[start:stop].tobytes() + weights.tobytes()
         if key not in known:
-            stretch, its_bound = _block(rates[start:stop], weights, tolerance, buffers, progress)
+            stretch, its_bound = solved_block(rates[start:stop], weights, tolerance, buffers, progress)
             known[key] = len(stretches), its_bound
             stretches.append(stretch)
         sequence.append(known[key][0])
@@ -346,9 +400,10 @@ def _by_blocks(
     return made(stretches, sequence, bound)
 
 
-def _block(
+def solved_block(
     rates: Array, weights: Array, tolerance: float, buffers: str | int, progress: Progress | None
 ) -> tuple[Stretch, float]:
+    """The optimum for so many steps of SGD alone, its columns of norm 1, and the certified bound."""
     size = len(rates)
     if not rates.any():
         empty = np.zeros((0, 1, 1))

@@ -1,4 +1,7 @@
-r"""Toeplitz encoders, with or without their columns scaled to norm 1, and the square root of the prefix sums."""
+r"""Toeplitz encoders, with or without their columns scaled to norm 1, and the square root of the prefix sums.
+
+Where the workload is the same at every step, ``B = A C⁻¹`` is Toeplitz too: error and variances in O(T log T).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,13 @@ import scipy
 
 from antiphase import _checks as check
 from antiphase._checks import Array
+from antiphase.factorization import series
+from antiphase.factorization.banded import MOST_BANDS, banded_variances
 from antiphase.factorization.base import Factorization
+from antiphase.objective import Objective
 from antiphase.participation import Indices
 from antiphase.sensitivity import Columns
+from antiphase.workload import Workload, _apply_bands, _solve_bands
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,7 +54,7 @@ class Toeplitz(Factorization):
 
     def _columns(self, rows: int | None = None) -> Columns:
         steps = self.steps if rows is None else rows
-        return _ToeplitzColumns(self.coefficients, self._column_norms[:steps], steps)
+        return ToeplitzColumns(self.coefficients, self._column_norms[:steps], steps)
 
     @property
     def bands(self) -> int:
@@ -58,6 +65,33 @@ class Toeplitz(Factorization):
         rows: Array = np.where(back >= 0, self.coefficients / self._column_norms[back], 0.0)
         return rows
 
+    # ---- how good it is, without a matrix where there is a way ---------------------------------------------
+
+    def _total_noise(self, objective: Objective) -> float:
+        followed = objective.recurrence(self.workload)
+        variances = None if followed is None else self._variances(followed.P, followed.N)
+        if followed is None or variances is None:
+            return super()._total_noise(objective)
+        return objective.total(followed.weights**2 * variances)
+
+    @cached_property
+    def noise_per_iterate(self) -> Array:
+        variances = None if self.workload.bands is None else self._variances(*self.workload.bands)
+        return super().noise_per_iterate if variances is None else self.sensitivity**2 * variances
+
+    def _variances(self, P: Array, N: Array) -> Array | None:
+        if not self.normalized and is_steady(P, N):
+            return steady_variances(self._inverse, P, N, self.workload)
+        if self.bands <= MOST_BANDS:
+            return banded_variances(self.band_rows(0, self.steps), P, N, self.workload.delay)
+        return None
+
+    @cached_property
+    def _inverse(self) -> Array:
+        return series.inverse(self.coefficients, self.steps)
+
+    # ---- files ---------------------------------------------------------------------------------------------
+
     def _stored(self) -> dict[str, Any]:
         return {"coefficients": self.coefficients, "normalized": self.normalized}
 
@@ -66,11 +100,22 @@ class Toeplitz(Factorization):
         return cls(**common, coefficients=stored["coefficients"], normalized=stored["normalized"])
 
 
-class _ToeplitzColumns:
+class ToeplitzColumns:
     """Columns that are shifts of one another, cut off by the last row, over ``norms``: no matrix is formed."""
 
     def __init__(self, coefficients: Array, norms: Array, steps: int) -> None:
         self._c, self._norms, self.steps = coefficients[:steps], norms, steps
+        self._sums: dict[int, Array] = {}
+
+    @property
+    def reach(self) -> int:
+        return len(self._c)
+
+    @cached_property
+    def falling(self) -> bool:
+        # PRIVACY: scaled columns are no shifts of one another, and a coefficient that rises breaks the proof.   [G1]
+        c = self._c
+        return bool((self._norms == 1).all() and c[-1] >= 0 and (c[1:] <= c[:-1]).all())
 
     def squared_norms(self) -> Array:
         every = np.arange(self.steps)
@@ -87,10 +132,28 @@ class _ToeplitzColumns:
         """``Σ c_k c_{k+lag}`` over the rows that both columns reach, the later one beginning at ``later``."""
         out = np.zeros(later.shape)
         for distance in np.unique(lag[lag < len(self._c)]):
-            sums = np.cumsum(self._c[: len(self._c) - distance] * self._c[distance:])
+            sums = self._sums.get(int(distance))
+            if sums is None:
+                sums = np.cumsum(self._c[: len(self._c) - distance] * self._c[distance:])
+                self._sums[int(distance)] = sums
             which = lag == distance
             out[which] = sums[np.minimum(self.steps - 1 - later[which], len(sums) - 1)]
         return out
+
+
+def is_steady(P: Array, N: Array) -> bool:
+    """Whether the recurrence is the same at every step, but for what would reach before the first."""
+    return all(
+        bool((bands[a:, a] == bands[-1, a]).all()) for bands in (P, N) for a in range(min(bands.shape[1], len(bands)))
+    )
+
+
+def steady_variances(inverse: Array, P: Array, N: Array, workload: Workload) -> Array:
+    """``‖b_t‖²`` for ``B = P⁻¹N Z^delay C⁻¹``, Toeplitz, from the first column of ``C⁻¹``."""
+    arrives = np.concatenate([np.zeros(workload.delay), inverse[: workload.steps - workload.delay]])
+    column = _solve_bands(P, _apply_bands(N, arrives))
+    variances: Array = np.cumsum(column**2)
+    return variances
 
 
 def square_root_coefficients(steps: int) -> Array:

@@ -92,6 +92,7 @@ class _NodeColumns:
 
     def __init__(self, steps: int, last: int) -> None:
         self.steps, self._last = steps, last
+        self.reach = steps
 
     def squared_norms(self) -> Array:
         return self._shared(np.arange(self.steps), np.arange(self.steps))

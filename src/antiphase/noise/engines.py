@@ -1,8 +1,9 @@
-r"""Four ways to make the rows of ``σ·C⁻¹Z``, each with the memory it needs and no more.
+r"""Five ways to make the rows of ``σ·C⁻¹Z``, each with the memory it needs and no more.
 
 - `Ring`: an encoder with p diagonals remembers p − 1 rows.
 - `States`: a few vectors of state, time-varying (the full tree estimator; buffered encoders).
 - `Nodes`: the nodes of a tree, as many as it has levels.
+- `Moving`: an inverse of p diagonals; a row is a sum of p normals, drawn again where they are few.
 - `Regenerated`: any encoder; a block of rows at a time, for which every earlier normal is drawn again.
 
 All work on rows padded to whole chunks, a few chunks at a time, so that several threads can share a row. The results
@@ -21,10 +22,12 @@ import scipy
 
 from antiphase._checks import Array
 from antiphase.factorization.base import Factorization
+from antiphase.factorization.inverse import InverseToeplitz
 from antiphase.factorization.streamed import Streamed
 from antiphase.noise.normals import CHUNK, Normals, Row
 
 PANEL = 64  # how many earlier rows of normals are drawn before they are used
+DRAWN_AGAIN = 4  # earlier normals of a row that are drawn again rather than kept
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,39 @@ class Nodes(Engine):
         return 0
 
 
+class Moving(Engine):
+    """``y_t = σ Σ_{i<p} c_i z_{t−i}`` with ``c`` the inverse's coefficients: p − 1 rows of normals, or none."""
+
+    def __init__(self, factorization: InverseToeplitz, scale: float, width: int) -> None:
+        self._inverse, self._scale = factorization.inverse, scale
+        self._past = len(self._inverse) - 1
+        self._keeps = self._past > DRAWN_AGAIN
+        self._kept = np.zeros((self._past, width) if self._keeps else (0, 0), np.float32)
+
+    @property
+    def memory(self) -> int:
+        return self._kept.nbytes
+
+    def begin(self, step: int) -> bool:
+        self._earlier = range(1, 1 + min(step, self._past))
+        return True
+
+    def work(self, step: int, piece: Piece, out: Row) -> None:
+        past = np.empty((len(self._earlier), len(out)), np.float32)
+        for back in self._earlier:
+            if self._keeps:
+                past[back - 1] = self._kept[(step - back) % self._past, piece.start : piece.stop]
+            else:
+                piece.normals.fill(step - back, piece.first_chunk, past[back - 1])
+        piece.normals.fill(step, piece.first_chunk, out)
+        if self._keeps:
+            self._kept[step % self._past, piece.start : piece.stop] = out
+        moving_step(out, past, self._inverse, self._scale)
+
+    def restart(self, step: int) -> int:
+        return max(step - self._past, 0) if self._keeps else step
+
+
 class Regenerated(Engine):
     """Rows of ``σC⁻¹`` times the normals, K rows at a time; each earlier normal is drawn once for every K rows."""
 
@@ -277,6 +313,21 @@ def ring_step(row: Row, ring: Row, start: int, coefficients: Array, diagonal: fl
         for i in range(CHUNK):
             here[i] = np.float32(sums[i] / diagonal)
             kept[i] = here[i]
+
+
+@numba.njit(nogil=True, cache=True, boundscheck=False)
+def moving_step(row: Row, past: Row, coefficients: Array, scale: float) -> None:
+    sums = np.empty(CHUNK)
+    for offset in range(0, row.shape[0], CHUNK):
+        here = row[offset : offset + CHUNK]
+        for i in range(CHUNK):
+            sums[i] = coefficients[0] * here[i]
+        for k in range(past.shape[0]):
+            c, earlier = coefficients[k + 1], past[k, offset : offset + CHUNK]
+            for i in range(CHUNK):
+                sums[i] += c * earlier[i]
+        for i in range(CHUNK):
+            here[i] = np.float32(sums[i] * scale)
 
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)

@@ -15,9 +15,11 @@ import numpy as np
 from antiphase import _checks as check
 from antiphase.errors import HorizonError, StateError
 from antiphase.factorization.base import Factorization
+from antiphase.factorization.blt import Blt
+from antiphase.factorization.inverse import InverseToeplitz
 from antiphase.factorization.streamed import Streamed
 from antiphase.factorization.tree import Tree, full_estimator_stream
-from antiphase.noise.engines import Engine, Nodes, Piece, Regenerated, Ring, States, state_type
+from antiphase.noise.engines import DRAWN_AGAIN, Engine, Moving, Nodes, Piece, Regenerated, Ring, States, state_type
 from antiphase.noise.key import Key
 from antiphase.noise.normals import CHUNK, Normals, Row
 
@@ -296,6 +298,16 @@ def engine_for(factorization: Factorization, scale: float, width: int, memory: i
         if factorization.estimator == "full":
             return States(full_estimator_stream(factorization), scale, width)
         return Nodes(factorization.steps, factorization.estimator == "online", scale, width)
+    if isinstance(factorization, InverseToeplitz):
+        past = len(factorization.inverse) - 1
+        needed = 4 * width * past * (past > DRAWN_AGAIN)
+        if needed > memory:
+            raise ValueError(
+                f"memory = {memory} bytes: an inverse of {past + 1} diagonals keeps {needed} bytes of rows"
+            )
+        return Moving(factorization, scale, width)
+    if isinstance(factorization, Blt):
+        factorization = factorization.stream
     if isinstance(factorization, Streamed):
         vector = width * np.dtype(state_type(factorization)).itemsize
         needed = vector * factorization.buffers

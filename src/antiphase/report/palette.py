@@ -1,6 +1,6 @@
 """The same colour for the same mechanism everywhere, told apart by colour-blind readers too.
 
-Seven are Okabe and Ito's; their yellow is too faint for a line on paper, so the other four were chosen by searching for
+Seven are Okabe and Ito's; their yellow is too faint for a line on paper, so the others were chosen by searching for
 colours that stay apart from all others as seen with protanopia, deuteranopia and tritanopia. The tests measure it.
 """
 
@@ -18,10 +18,16 @@ COLOURS = {
     "damped": "#009E73",
     "curvature": "#5B1065",
     "non-private": "#7A3B00",
+    "toeplitz": "#1A088A",
+    "banded": "#830C29",
+    "blt": "#B767FE",
+    "bisr": "#714878",
+    "lambda-cgd": "#AE884E",
+    "epoch-restarts": "#3F2A42",
 }
 OTHER = "#444444"  # a mechanism without a colour of its own
 
-# The same hues on a dark ground: black turns white, and the dark ones light enough to be seen.
+# On a dark ground black turns white, and the dark ones light enough to be seen; the first eleven keep their hues.
 DARK = {
     "dp-sgd": "#FFFFFF",
     "anti-pgd": "#C8C8C8",
@@ -34,6 +40,12 @@ DARK = {
     "damped": "#00A87A",
     "curvature": "#D01EB0",
     "non-private": "#A6763F",
+    "toeplitz": "#4E797F",
+    "banded": "#C7B065",
+    "blt": "#CFFFCE",
+    "bisr": "#A4D099",
+    "lambda-cgd": "#FEEE7A",
+    "epoch-restarts": "#6E6849",
 }
 OTHER_DARK = "#A8AEB5"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from antiphase.factorization.base import Factorization
+from antiphase.factorization.blt import Blt
 from antiphase.factorization.streamed import Streamed, Stretch
 from antiphase.factorization.tree import Tree, full_estimator_stream
 
@@ -17,6 +18,8 @@ def stretches(f: Factorization) -> list[Stretch] | None:
         if f.estimator != "full":
             return None
         f = full_estimator_stream(f)
+    if isinstance(f, Blt):
+        f = f.stream
     if isinstance(f, Streamed):
         return [f.distinct[i] for i in f.sequence]
     if f.bands > MOST_BANDS:
