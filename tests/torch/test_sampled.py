@@ -62,7 +62,11 @@ def train(module, optimizer, loader, steps):
 def test_a_step_draws_from_its_group_alone_and_each_by_its_own_coin():
     sampler = CyclicPoisson(1000, 0.05, groups=4)
     drawn = [sampler.drawn(step) for step in range(400)]
-    assert all({i % 4 for i in batch} <= {step % 4} for step, batch in enumerate(drawn))
+    groups = [set().union(*drawn[first::4]) for first in range(4)]
+    assert sorted(i for group in groups for i in group) == list(range(1000))  # each in one group, and never in another
+    sizes = np.array([len(group) for group in groups])
+    assert (sizes != 250).any()  # drawn for each, not dealt in turn
+    assert (abs(sizes - 250) < 80).all()
     counts = np.bincount(np.concatenate(drawn).astype(int), minlength=1000)  # of 100 coins with chance 0.2 each
     assert abs(counts.mean() - 20) < 5 * 4 / np.sqrt(1000)
     assert abs(counts.var() - 16) < 4

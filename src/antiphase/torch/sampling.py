@@ -1,10 +1,11 @@
-"""Batches in a fixed order, and which examples are in the one at hand."""
+"""Batches in a fixed order or sampled, and which examples are in the one at hand."""
 
 from __future__ import annotations
 
 import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -65,14 +66,14 @@ class FixedOrder(BatchSampler):
 
 
 class CyclicPoisson(BatchSampler):
-    """Step ``t`` has each example of group ``t mod groups`` by an independent coin; groups are dealt by index.
+    """Step ``t`` has each example of group ``t mod groups`` by an independent coin; so is every example's group.
 
     What is drawn in a step depends on nothing but the secret and the step, so a run that goes on draws the same again.
     One pass has as many steps as it takes to draw, on average, every example once. PRIVACY rests on the coins being
     independent and unknown: the secret is to be kept like the noise key.
 
-    >>> [len(batch) for batch in CyclicPoisson(8, 0.5, groups=2)]
-    [4, 4]
+    >>> sorted(sum(CyclicPoisson(8, 0.5, groups=2), []))
+    [0, 1, 2, 3, 4, 5, 6, 7]
     """
 
     def __init__(self, size: int, rate: float, *, groups: int = 1, secret: int | None = None) -> None:
@@ -95,7 +96,7 @@ class CyclicPoisson(BatchSampler):
             yield self.drawn(step)
 
     def drawn(self, step: int) -> list[int]:
-        members = np.arange(step % self.groups, self.size, self.groups)
+        members = np.flatnonzero(_dealt(self.secret, self.groups, self.size) == step % self.groups)
         source = np.random.Generator(AESCounter(key=self.secret, counter=step << 64))
         # PRIVACY: groups × rate for the members of one group, nobody else.   [G9]
         chosen: list[int] = members[source.random(len(members)) < self.rate * self.groups].tolist()
@@ -110,6 +111,14 @@ class CyclicPoisson(BatchSampler):
 
     def restore(self, state: dict[str, Any], step: int) -> None:
         self.secret, self.first = int(state["secret"], 16), step
+
+
+@lru_cache(maxsize=4)
+def _dealt(secret: int, groups: int, size: int) -> NDArray[np.int64]:
+    """The group of each example: a draw of its own, so that one example more or less changes nobody else's."""
+    # PRIVACY: where no step draws from.   [G9]
+    source = np.random.Generator(AESCounter(key=secret, counter=1 << 127))
+    return source.integers(groups, size=size)
 
 
 class BallsInBins(BatchSampler):
