@@ -1,6 +1,5 @@
 """Runs in JAX Privacy's own environment: what its documentation says, at its defaults. See `benchmarks.peers`."""
 
-import json
 import os
 import sys
 import time
@@ -11,6 +10,8 @@ import jax_privacy
 import numpy as np
 from jax_privacy import noise_addition
 from jax_privacy.matrix_factorization import banded, buffered_toeplitz, dense, toeplitz
+
+import answering
 
 FOLDER = sys.argv[1]
 STREAMS = {}
@@ -94,19 +95,5 @@ def answer(work, **settings):
     return timed_design(work, settings)
 
 
-def main():
-    say = sys.stdout
-    sys.stdout = sys.stderr  # what others print is no answer
-    print(json.dumps({"version": jax_privacy.__version__, "jax": jax.__version__}), file=say)
-    say.flush()
-    for line in sys.stdin:
-        try:
-            said = answer(**json.loads(line))
-        except Exception as error:  # a peer that fails has failed at this one thing
-            said = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(said), file=say)
-        say.flush()
-
-
 if __name__ == "__main__":
-    main()
+    answering.serve({"version": jax_privacy.__version__, "jax": jax.__version__}, answer)

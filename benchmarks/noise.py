@@ -1,4 +1,4 @@
-"""What does a row of noise cost? Ours, JAX Privacy's and ``torch.randn`` in turn."""
+"""What does a row of noise cost? Ours, JAX Privacy's, opake's and ``torch.randn`` in turn."""
 
 import resource
 
@@ -21,16 +21,22 @@ SLOWER_THAN_RANDN = 1.6
 
 def measure(run):
     rows = []
-    with peers.Worker("jax-privacy") as worker:
+    with peers.Worker("jax-privacy") as worker, peers.where_it_runs("opake") as other:
         for d in (CIFAR, LARGE):
             run.say(f"rows of {d:,} numbers")
-            rows += _rows(d, worker, run)
+            rows += _rows(d, worker, other)
     run.say(f"dense, T = {DENSE_STEPS[run.full]}")
     rows.append(_dense(DENSE_STEPS[run.full]))
-    return {"rows": rows, "threads": len(peers.cores()), "peer": worker.hello, "megabytes": _megabytes()}
+    return {
+        "rows": rows,
+        "threads": len(peers.cores()),
+        "peer": worker.hello,
+        "other": other and other.hello,
+        "megabytes": _megabytes(),
+    }
 
 
-def _rows(d, worker, run):
+def _rows(d, worker, other):
     streams = {
         "independent": _stream(ap.design("dp-sgd", steps=STEPS), d),
         "4 buffers": _stream(ap.design("dp-mf", steps=STEPS, buffers=4), d),
@@ -49,6 +55,13 @@ def _rows(d, worker, run):
                  "banded": "16 bands"}[name]  # fmt: skip
         works[f"JAX Privacy, {label}"] = _asking(worker, name, d)
         kept[f"JAX Privacy, {label}"] = vectors * d * 4
+    for name, vectors in {"blt": 4, "banded": 15}.items() if other else []:
+        if d == LARGE and vectors > 4:
+            continue
+        other.ask("stream", name=name, steps=STEPS, parameters=d, vectors=vectors)
+        label = {"blt": "BLT, 4 buffers", "banded": "16 bands"}[name]
+        works[f"opake, {label}"] = _asking(other, name, d)
+        kept[f"opake, {label}"] = vectors * d * 4
     taken = in_turn(works, REPETITIONS[d], warm=3)
     return [{"name": name, "d": d, "memory": kept.get(name, 0)} | timing.json() for name, timing in taken.items()]
 
@@ -115,6 +128,8 @@ LIKE = {  # what of ours does the work of which of theirs
     "JAX Privacy, BLT, 4 buffers": "antiphase, 4 buffers",
     "JAX Privacy, 16 bands": "antiphase, 16 bands",
     "JAX Privacy, Toeplitz, 16 bands": "antiphase, 16 bands",
+    "opake, BLT, 4 buffers": "antiphase, 4 buffers",
+    "opake, 16 bands": "antiphase, 16 bands",
     "torch.randn": "antiphase, independent",
 }
 
@@ -134,7 +149,8 @@ def words(record):
     return [
         f"A row for every parameter, {record['threads']} threads for all unless said (`torch.randn` has one of its "
         "own making). Ours are drawn with AES-128 from a secret key, also the insecure ones, which differ in where "
-        "the key comes from. JAX Privacy's `update` is compiled once; a BLT keeps its buffers in float32. Dense "
+        "the key comes from. JAX Privacy's `update` is compiled once; a BLT keeps its buffers in float32. "
+        "opake's noise is PyTorch's. Dense "
         "noise is multiplied in blocks of rows, so its mean is over the whole run.",
         f"First row, compilation included: JAX Privacy's BLT {in_words(first['JAX Privacy, BLT, 4 buffers'])}, ours "
         f"{in_words(first['antiphase, 4 buffers'])}.",

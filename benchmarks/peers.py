@@ -1,8 +1,8 @@
 """Peers live in virtual environments of their own, and answer questions in processes of their own.
 
 Opacus and dp-accounting are dependencies of antiphase, pinned to the versions compared with: they run beside it, in the
-same process. JAX Privacy needs other versions of what antiphase needs, so it has an environment and a worker: a process
-that is asked by lines of JSON, and answers with what it made and how long that took.
+same process. JAX Privacy and opake need other versions of what antiphase needs, so each has an environment and a
+worker: a process that is asked by lines of JSON, and answers with what it made and how long that took.
 """
 
 import json
@@ -10,13 +10,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 HOME = Path(__file__).parents[1] / ".bench"  # environments are kept between runs
-REQUIREMENTS = {"jax-privacy": ["jax-privacy==2.0.0"]}
-WORKERS = {"jax-privacy": Path(__file__).with_name("jax_worker.py")}
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"  # a torch of the same version, for processors alone
+REQUIREMENTS = {"jax-privacy": ["jax-privacy==2.0.0"], "opake": ["opake[dpftrl]==0.16.1", "-c", str(CONSTRAINTS)]}
+WORKERS = {name: Path(__file__).with_name(f"{name.split('-')[0]}_worker.py") for name in REQUIREMENTS}
 
 
 class PeerError(RuntimeError):
@@ -28,7 +31,7 @@ def environment(name: str) -> Path:
     folder = HOME / name
     python = folder / "bin" / "python"
     ready = folder / ".ready"
-    wanted = "\n".join(REQUIREMENTS[name])
+    wanted = "\n".join(REQUIREMENTS[name][:1])
     if not ready.exists() or ready.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         done = subprocess.run(
@@ -90,6 +93,18 @@ class Worker:
         self._process.stdin.close()
         self._process.wait()
         self._folder.cleanup()
+
+
+@contextmanager
+def where_it_runs(name: str, core: int | None = None) -> Iterator[Worker | None]:
+    """A worker, or None where this Python or this machine cannot have the peer."""
+    try:
+        environment(name)
+    except PeerError:
+        yield None
+        return
+    with Worker(name, core) as worker:
+        yield worker
 
 
 def cores() -> list[int]:

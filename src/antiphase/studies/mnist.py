@@ -88,7 +88,7 @@ def mechanisms(cell: Cell) -> list[Mechanism]:
     """The same design, calibrated for each ε."""
     promise: dict[str, Any] = {"delta": cell["delta"], "clip_norm": cell["clip_norm"]}
     if "poisson" in cell:
-        promise |= {"sampler": "poisson", "sampling_rate": _sampling_rate(cell)}
+        promise |= {"sampler": "poisson", "sampling_rate": sampling_rate(cell)}
     made = _advised(cell) if cell["mechanism"] == "advised" else _design(cell)
     return [ap.calibrate(made, epsilon=epsilon, **promise) for epsilon in cell["epsilons"]]
 
@@ -144,11 +144,11 @@ def _trials(cell: Cell, made: list[Mechanism]) -> list[list[float]]:
     return [[test.accuracy(model) for model in trained(cell, made, trial)] for trial in range(cell["trials"])]
 
 
-def trained(cell: Cell, made: list[Mechanism], trial: int) -> Matrix:
+def trained(cell: Cell, made: list[Mechanism], trial: int, batches: Batches | None = None) -> Matrix:
     """The weights after all steps, one model for each mechanism, or one without noise."""
     return train(
         examples()[0],
-        batches_of(cell, trial),
+        batches_of(cell, trial) if batches is None else batches,
         _noise(made, cell, trial) if made else None,
         learning_rate=cell["learning_rate"],
         divisor=cell["batch_size"],
@@ -157,7 +157,7 @@ def trained(cell: Cell, made: list[Mechanism], trial: int) -> Matrix:
     )
 
 
-def _sampling_rate(cell: Cell) -> float:
+def sampling_rate(cell: Cell) -> float:
     return float(cell["batch_size"] / len(examples()[0].inputs))
 
 
@@ -167,7 +167,7 @@ def batches_of(cell: Cell, trial: int) -> Batches:
     if "poisson" in cell:
         # Opacus' own sampler, which the accounting is for; its generator has a state from the key.
         sampler: Batches = UniformWithReplacementSampler(
-            num_samples=size, sample_rate=_sampling_rate(cell), steps=cell["steps"],
+            num_samples=size, sample_rate=sampling_rate(cell), steps=cell["steps"],
             generator=torch_generator(Key.insecure(cell["seed"]), "samples", str(trial)),
         )  # fmt: skip
         return sampler
