@@ -98,6 +98,15 @@ def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_weights(tmp_path):
     assert len(ledgers[0]) == 24 * 16  # each step once
 
 
+def test_the_python_on_the_page_about_sampled_batches_runs(capsys):
+    page = (ROOT / "docs" / "sampling.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(code, "sampling.md", "exec"), {})  # noqa: S102
+    bands, epsilon = capsys.readouterr().out.splitlines()
+    assert int(bands.split()[0]) > 1
+    assert 7.9 < float(epsilon) <= 8
+
+
 def test_the_python_on_the_page_for_users_of_opacus_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "from-opacus.md").read_text(encoding="utf-8")

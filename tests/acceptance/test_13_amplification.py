@@ -1,5 +1,7 @@
 """Issue 13, amplification: what it must show. Each test prints what was measured beside what was asked."""
 
+from dataclasses import replace
+
 import dp_accounting
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from opacus.accountants import PRVAccountant
 
 import antiphase as ap
 from antiphase import balls
+from antiphase.federated import Server
 from tests.test_balls import a_gram, exact_delta
 from tests.torch import test_sampled as sampled
 
@@ -69,3 +72,7 @@ def test_a_loader_that_does_not_sample_is_refused(shown):
                 sampled.private(make(), sampled.OTHERS[other](sampled.dataset()))
             refused += 1
     shown("shuffled, fixed-order and sequential loaders under an amplified ε", f"{refused} of 9 refused", "all")
+    for make in (sampled.cyclic, sampled.bins, sampled.independent):
+        with pytest.raises(ValueError, match="users are not Poisson samples"):
+            Server(replace(make(), unit="user"), {"w": np.zeros(2)}, clients_per_round=4)
+    shown("federated servers with an amplified ε", "3 of 3 refused", "all")

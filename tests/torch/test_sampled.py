@@ -1,5 +1,7 @@
 """Batches that are sampled for amplification: drawn as analysed, recorded, restored, and refused where they are not."""
 
+from functools import lru_cache
+
 import numpy as np
 import pytest
 import torch
@@ -13,16 +15,19 @@ from antiphase.torch.sampling import BallsInBins, CyclicPoisson, FixedOrder, sam
 STEPS, SIZE = 16, 64
 
 
+@lru_cache
 def cyclic(rate=0.125):
     f = ap.design("dp-mf+", steps=STEPS, tau=4, participation=ap.min_separation(4, apart=4))
     return ap.calibrate(f, epsilon=4.0, delta=1e-5, sampler="cyclic-poisson", sampling_rate=rate)
 
 
+@lru_cache
 def bins():
     f = ap.design("sqrt-toeplitz", steps=STEPS, epochs=2)
     return ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampler="balls-in-bins")
 
 
+@lru_cache
 def independent():
     return ap.calibrate(ap.design("dp-sgd", steps=STEPS), noise_multiplier=1.0, sampler="poisson", sampling_rate=0.125)
 
