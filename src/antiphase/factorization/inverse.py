@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import scipy
 
 from antiphase import _checks as check
 from antiphase._checks import Array
@@ -120,8 +121,6 @@ def best_bands(name: str, workload: Workload, objective: Objective, participatio
 
 def best_correlation(workload: Workload, objective: Objective, participation: Participation) -> float:
     """``λ`` of least error for ``C⁻¹ = I − λZ``: one number, by bisection of the golden section."""
-    from scipy.optimize import minimize_scalar  # takes long to import
-
     loss = Loss(workload, objective, participation)
     steps = workload.steps
 
@@ -130,5 +129,5 @@ def best_correlation(workload: Workload, objective: Objective, participation: Pa
             return loss((1.0 - np.exp(log_rate)) ** np.arange(steps))[0]
 
     # By 1 − λ, from none of the step before to all but one part in ten for each step of the run.
-    best = minimize_scalar(of_memory, bounds=(-np.log(10.0 * steps), -1e-9), method="bounded")
+    best = scipy.optimize.minimize_scalar(of_memory, bounds=(-np.log(10.0 * steps), -1e-9), method="bounded")
     return float(1.0 - np.exp(best.x))

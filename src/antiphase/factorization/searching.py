@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import scipy
 
 from antiphase._checks import Array
 from antiphase.factorization.dual import Progress
@@ -54,8 +55,6 @@ def descend(
     is told by how much it fell in the last step, and may stop it."""
     if not len(start):
         return start
-    from scipy.optimize import minimize  # takes long to import, and most never search
-
     done, before = 0, np.inf
 
     def guarded(x: Array) -> tuple[float, Array]:
@@ -74,6 +73,8 @@ def descend(
 
     options = {"maxiter": iterations, "maxfun": 2 * iterations, "maxcor": MEMORY, "ftol": settled, "gtol": 1e-14}
     bounds = [(0.0, None)] * len(start) if positive else None
-    found = minimize(guarded, start, jac=True, method="L-BFGS-B", bounds=bounds, callback=watch, options=options)
+    found = scipy.optimize.minimize(
+        guarded, start, jac=True, method="L-BFGS-B", bounds=bounds, callback=watch, options=options
+    )
     best: Array = found.x
     return best

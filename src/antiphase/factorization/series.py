@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
+import scipy
 
 from antiphase._checks import Array
 
@@ -17,8 +17,8 @@ def multiply(a: Array, b: Array, terms: int) -> Array:
     [ 1.  0.  0. -1.]
     """
     a, b = a[:terms], b[:terms]
-    size = next_fast_len(len(a) + len(b) - 1, real=True)
-    product: Array = irfft(rfft(a, size) * rfft(b, size), size)[:terms]
+    size = scipy.fft.next_fast_len(len(a) + len(b) - 1, real=True)
+    product: Array = scipy.fft.irfft(scipy.fft.rfft(a, size) * scipy.fft.rfft(b, size), size)[:terms]
     return np.pad(product, (0, max(terms - len(product), 0)))
 
 
@@ -37,12 +37,10 @@ def inverse(c: Array, terms: int) -> Array:
     >>> inverse(np.array([1.0, -1.0]), 4)
     array([1., 1., 1., 1.])
     """
-    from scipy.signal import lfilter  # takes long to import
-
     start = min(terms, SHORT)
     impulse = np.zeros(terms if len(c) <= SHORT else start)
     impulse[0] = 1.0
-    u: Array = lfilter([1.0], c[: len(impulse)], impulse)
+    u: Array = scipy.signal.lfilter([1.0], c[: len(impulse)], impulse)
     while len(u) < terms:
         size = min(2 * len(u), terms)
         wrong = multiply(c, u, size)
