@@ -16,14 +16,14 @@ PROMISE = {"epsilon": 2.0, "delta": 1e-6}
 def found():
     """All of the usual ones but that with Poisson batches, which take seconds to calibrate."""
     setting = Setting.of(64, 4, **PROMISE)
-    return compare(setting, [c for c in comparison.usual_candidates(setting) if not c.poisson], measure=False)
+    return compare(setting, [c for c in comparison.usual_candidates(setting) if not c.amplified], measure=False)
 
 
 def test_the_usual_mechanisms_are_there_in_order(found):
     assert [c.label for c in comparison.usual_candidates(found.setting)] == [
         "DP-SGD", "DP-SGD, Poisson batches", "tree, full Honaker", "square root", "DP-MF", "DP-MF⁺, τ = 64",
     ]  # fmt: skip
-    assert not any(c.poisson for c in comparison.usual_candidates(Setting.of(64, 4)))  # nothing to amplify
+    assert not any(c.amplified for c in comparison.usual_candidates(Setting.of(64, 4)))  # nothing to amplify
     assert len(found.entries) == 5
     assert found.refused == {}
     assert found.base is found.entries[0]
@@ -59,7 +59,7 @@ def test_nothing_unamplified_is_below_the_optimum(found):
 
 @pytest.mark.slow
 def test_poisson_batches_have_the_noise_multiplier_of_their_accountant():
-    (e,) = compare(Setting.of(64, 4, **PROMISE), [Candidate("dp-sgd", poisson=True)], measure=False).entries
+    (e,) = compare(Setting.of(64, 4, **PROMISE), [Candidate("dp-sgd", sampler="poisson")], measure=False).entries
     assert e.mechanism.noise_multiplier == accounting.poisson_noise_multiplier(
         **PROMISE, sampling_rate=1 / 16, steps=64
     )
@@ -71,7 +71,7 @@ def test_poisson_batches_have_the_noise_multiplier_of_their_accountant():
 @pytest.mark.slow
 def test_poisson_batches_can_beat_the_optimum_of_a_fixed_order():
     found = compare(
-        Setting.of(64, epsilon=0.5, delta=1e-6), [Candidate("dp-sgd", poisson=True), Candidate("dp-mf")], measure=False
+        Setting.of(64, epsilon=0.5, delta=1e-6), [Candidate("dp-sgd", sampler="poisson"), Candidate("dp-mf")], measure=False
     )
     assert found.entries[0].over_optimum < 1 <= found.entries[1].over_optimum
     assert found.base is None
@@ -102,9 +102,9 @@ def test_one_named_twice_appears_once():
     [
         (lambda: compare(Setting.of(8), []), "nothing to compare"),
         (lambda: compare(Setting.of(8), [Candidate("dp-mf+", {"tau": 0})]), "tau = 0"),
-        (lambda: compare(Setting.of(8), [Candidate("dp-sgd", poisson=True)]), "depends on ε"),
+        (lambda: compare(Setting.of(8), [Candidate("dp-sgd", sampler="poisson")]), "depends on ε"),
         (lambda: Candidate("nope"), "name = 'nope'"),
-        (lambda: Candidate("dp-mf", poisson=True), "dp-sgd alone"),
+        (lambda: Candidate("dp-mf", sampler="poisson"), "dp-sgd alone"),
         (lambda: Setting.of(8, epsilon=1.0), "delta = None"),
         (lambda: Setting.of(8, epsilon=1.0, delta=2.0), "delta = 2"),
         (lambda: Setting.of(8, epsilon=-1.0, delta=1e-5), "epsilon = -1"),
