@@ -82,16 +82,12 @@ def best_bands(
 ) -> BestBands:
     """The number of bands that leaves least noise at (ε, δ) with cyclic Poisson samples, as a calibrated mechanism.
 
-    ``name`` is ``toeplitz``, ``banded``, ``sqrt-toeplitz``, or ``dp-mf+``, whose τ is the number of bands. ``most`` says
-    how many bands may be tried (default: as many as the sampling rate allows); the noise keeps one vector less than
-    that. Noise is what ``objective`` counts (default: every iterate alike). One band is DP-SGD on Poisson samples.
+    ``name`` is ``toeplitz``, ``banded``, ``sqrt-toeplitz``, or ``dp-mf+``, whose τ is the number of bands. ``most`` is
+    how many may be tried (default: as many as the sampling rate allows); the noise keeps one vector less than there are
+    bands. Noise is what ``objective`` counts (default: every iterate alike). One band is DP-SGD on Poisson samples.
     ``progress`` is called with everything that was tried.
 
-    Guarantee: the mechanism is certified for (ε, δ) like any other; what was estimated only chose it.   [G7]
-
-    >>> found = best_bands(steps=8, sampling_rate=0.1, epsilon=8.0, delta=1e-2)
-    >>> found.bands, [t.bands for t in found.tried]
-    (8, [1, 2, 4, 7, 8])
+    Guarantee: the mechanism is certified for (ε, δ) like any other; what was estimated only chose it.
     """
     if workload is None:
         if steps is None:
@@ -112,10 +108,10 @@ def best_bands(
 def cyclic(name: str, bands: int, workload: Workload) -> Factorization:
     """The factorization called ``name`` with so many bands, for records that are sampled from every so many steps.
 
-    A record counts by one column at a time, so it is the best for one participation; then it is said to be for more.
+    A record counts by one column at a time, so it is designed for one participation, and then said to be for as many as
+    there can be: as far apart as it has bands. The bound, which is one for a single participation, is left behind.
     """
     f = _for_one_column(name, bands, workload)
-    # PRIVACY: as far apart as the encoder has bands, as often as that is possible.   [G9]
     who = min_separation(-(-workload.steps // f.bands), apart=f.bands)
     return replace(f, participation=who, bound=None)
 
@@ -126,7 +122,13 @@ def cyclic(name: str, bands: int, workload: Workload) -> Factorization:
 def _for_one_column(name: str, bands: int, workload: Workload) -> Factorization:
     if bands == 1:
         return design("dp-sgd", workload=workload)
-    return design(name, workload=workload, **{WIDTHS[name]: bands})
+    option: dict[str, Any] = {WIDTHS[name]: bands}
+    f = design(name, workload=workload, **option)
+    if f.bands > bands:  # restarts do not cut what momentum couples
+        raise ValueError(
+            f"{name} with {WIDTHS[name]} = {bands} has {f.bands} bands for {workload.describe()}; use toeplitz"
+        )
+    return f
 
 
 def _most(steps: int, rate: float, most: int | None) -> int:

@@ -365,7 +365,7 @@ def compare(
     named twice appears once. Ctrl-C keeps what was finished.
     """
     candidates = usual_candidates(setting) if candidates is None else list(candidates)
-    candidates = list({candidate.label: candidate for candidate in candidates}.values())
+    candidates = list({(c.label, c.sampler or setting.sampler): c for c in candidates}.values())
     if not candidates:
         raise ValueError("candidates = []: there is nothing to compare")
     made: list[tuple[Candidate, Mechanism, str, float, int]] = []
@@ -426,9 +426,7 @@ def _reporter(progress: Progress | None, label: str, done: int, total: int) -> C
     return report
 
 
-def _made(
-    setting: Setting, candidate: Candidate, tolerance: float, report: Any
-) -> tuple[Candidate, Mechanism, str]:
+def _made(setting: Setting, candidate: Candidate, tolerance: float, report: Any) -> tuple[Candidate, Mechanism, str]:
     """The mechanism, of which candidate in full, and why it is not amplified where the setting has a sampler."""
     sampler = candidate.sampler or setting.sampler
     if sampler not in AMPLIFIED:
@@ -451,13 +449,11 @@ def _plain(setting: Setting, candidate: Candidate, tolerance: float, report: Any
     return calibrate(f, epsilon=setting.epsilon, delta=setting.delta, adjacency=setting.adjacency)
 
 
-def _amplified(
-    setting: Setting, candidate: Candidate, tolerance: float, report: Any
-) -> tuple[Candidate, Mechanism]:
+def _amplified(setting: Setting, candidate: Candidate, tolerance: float, report: Any) -> tuple[Candidate, Mechanism]:
     if setting.epsilon is None or setting.delta is None:
         raise ValueError(f"epsilon = None: what {candidate.label} brings depends on ε and δ; give both")
     promise: dict[str, Any] = {"epsilon": setting.epsilon, "delta": setting.delta, "adjacency": setting.adjacency}
-    sampled = {"sampler": candidate.sampler, "sampling_rate": setting.sampling_rate}
+    sampled: dict[str, Any] = {"sampler": candidate.sampler, "sampling_rate": setting.sampling_rate}
     if candidate.sampler == "cyclic-poisson":
         width = WIDTHS[candidate.name]
         if set(candidate.options) - {width}:
@@ -515,7 +511,8 @@ def _entry(
         # The optimum is one of unamplified mechanisms, with their noise multiplier: sampled batches can do better.
         multiplier = mechanism.noise_multiplier
         if mechanism.amplified:
-            assert setting.epsilon is not None and setting.delta is not None
+            assert setting.epsilon is not None
+            assert setting.delta is not None
             multiplier = accounting.gaussian_noise_multiplier(setting.epsilon, setting.delta)
             multiplier *= adjacency_factor(setting.adjacency)
         over = float(np.sum(deviation**2) / (multiplier**2 * optimum))

@@ -105,8 +105,10 @@ def test_quiet_leaves_the_result(run, plan):
 def test_csv_is_a_table(run):
     done = run("compare", "--steps", "16", "--epochs", "2", "--csv")
     rows = list(csv.DictReader(io.StringIO(done.out)))
-    assert [row["name"] for row in rows] == ["dp-sgd", "tree", "sqrt-toeplitz", "dp-mf", "dp-mf+"]
-    assert rows[1]["label"] == "tree, full Honaker"  # a comma within
+    names = ["dp-sgd", "lambda-cgd", "tree", "sqrt-toeplitz", "bisr", "epoch-restarts", "dp-mf", "dp-mf+"]
+    assert [row["name"] for row in rows] == names
+    assert rows[2]["label"] == "tree, full Honaker"  # a comma within
+    assert rows[6]["memory_frontier"] == "True"  # DP-MF: nothing has less noise
     assert float(rows[0]["average_relative"]) == 1
     assert rows[0]["gap"] == ""
 
@@ -147,7 +149,7 @@ def test_what_a_page_shows_is_written(run, tmp_path):
     text = (tmp_path / "c.html").read_text()
     assert "antiphase compare --steps 16 --epsilon 1" in text
     assert sorted(p.name for p in (tmp_path / "f").iterdir()) == [
-        "noise.png", "noise.svg", "spectrum.png", "spectrum.svg",
+        "memory.png", "memory.svg", "noise.png", "noise.svg", "spectrum.png", "spectrum.svg", "time.png", "time.svg",
     ]  # fmt: skip
 
 

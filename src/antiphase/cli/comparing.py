@@ -102,9 +102,7 @@ def compare(
         rate=sampling_rate,
     )  # fmt: skip
     chosen = (
-        [_candidate(text, setting) for text in mechanism]
-        if mechanism
-        else comparison.usual_candidates(setting, family)
+        [_candidate(text, setting) for text in mechanism] if mechanism else comparison.usual_candidates(setting, family)
     )
     with console.bar(quiet or as_json or as_csv, "{task.fields[gap]}") as progress:
         found = comparison.compare(setting, chosen, tolerance=tolerance, progress=_reporter(progress, tolerance))
@@ -370,14 +368,14 @@ def _frontiers(found: Comparison) -> dict[str, Any]:
             {e.label: (e.name, 1 + e.vectors, e.average) for e in found.entries},
             [e.label for e in found.memory_frontier],
             "Least noise for the memory",
-            "vectors in memory as long as the model, which is one of them",
+            "vectors in memory, with the model itself",
         )
     if len(found.time_frontier) and len(found.entries) > 1:
         made["time"] = charts.frontier(
             {e.label: (e.name, 1e3 * e.step_seconds, e.average) for e in found.entries},
             [e.label for e in found.time_frontier],
             "Least noise for the time",
-            f"time for the noise of a step (milliseconds, {found.setting.parameters:,} parameters)",
+            f"noise of a step (milliseconds, {found.setting.parameters:,} parameters)",
         )
     return made
 
@@ -397,7 +395,7 @@ def _page(found: Comparison, command: str) -> Any:
     from antiphase import __version__
     from antiphase.report.page import Column, Grid, Page
 
-    setting, base = found.setting, found.base
+    setting = found.setting
     best = min(found.entries, key=lambda e: e.final)
     rows = [
         row

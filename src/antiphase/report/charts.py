@@ -242,9 +242,7 @@ def seconds_against_steps(
     return Lines(title, "steps", "time (seconds)", series, log_x=True, log_y=True)
 
 
-def frontier(
-    points: Mapping[str, tuple[str, float, float]], best: Sequence[str], title: str, x_label: str
-) -> Lines:
+def frontier(points: Mapping[str, tuple[str, float, float]], best: Sequence[str], title: str, x_label: str) -> Lines:
     """``{label: (mechanism's name, cost, noise)}``: a mark each, and a dashed line below which there is nothing, along
     those whose labels are in ``best``. Marks without a finite cost are left out."""
     shown = {label: point for label, point in points.items() if math.isfinite(point[1])}
