@@ -1,6 +1,7 @@
 """Issue 13, which mechanism: what it must show. Each test prints what was measured beside what was asked."""
 
 import json
+import math
 
 import pytest
 
@@ -9,27 +10,27 @@ from antiphase import accounting
 from tests.cli.conftest import plain, run  # noqa: F401
 
 STEPS, DELTA = 64, 1e-5
-PAIRS = [(0.5, 1 / 64), (1.0, 1 / 64), (2.0, 1 / 32)]  # ε, sampling rate
+PAIRS = [(0.5, 1 / 64), (1.0, 1 / 32), (2.0, 1 / 32)]  # ε, sampling rate
 
 
 @pytest.mark.long
 def test_the_best_number_of_bands_is_that_of_an_exhaustive_search(shown):
-    """Every number of bands that the rate allows, with the accountant's own noise multipliers and columns of norm 1."""
+    """Every other number of bands that the rate allows, with so little noise that it would be as good as the best, does
+    not keep the promise: by the accountant itself, for columns of norm 1."""
     said = []
     for epsilon, rate in PAIRS:
         found = ap.best_bands("toeplitz", steps=STEPS, sampling_rate=rate, epsilon=epsilon, delta=DELTA)
-        expected = {}
-        for p in range(1, min(STEPS, round(1 / rate)) + 1):
-            s = accounting.poisson_noise_multiplier(
-                epsilon, DELTA, sampling_rate=min(p * rate, 1.0), steps=-(-STEPS // p)
-            )
-            expected[p] = s**2 * ap.design("toeplitz", steps=STEPS, bands=p).error
-        best = min(expected, key=expected.get)
-        said.append(f"ε = {epsilon:g}, rate 1/{1 / rate:.0f}: {found.bands} and {best}, {len(found.tried)} tried")
-        assert found.bands == best
-        assert found.expected == pytest.approx(expected[best], rel=1e-9)
         assert found.mechanism.epsilon() <= epsilon
+        best = [p for p in range(1, round(1 / rate) + 1) if _promised(p, rate, found.expected * (1 + 1e-9)) <= epsilon]
+        said.append(f"ε = {epsilon:g}, rate 1/{1 / rate:.0f}: {found.bands} and {best}, {len(found.tried)} tried")
+        assert best == [found.bands]
     shown("bands by search and by trying all, 64 steps", "; ".join(said), "the same for three (ε, rate)")
+
+
+def _promised(bands, rate, expected):
+    """ε of so many bands with so much expected squared noise."""
+    s = math.sqrt(expected / ap.design("toeplitz", steps=STEPS, bands=bands).error)
+    return accounting.poisson_epsilon(s, DELTA, sampling_rate=bands * rate, steps=-(-STEPS // bands))
 
 
 @pytest.mark.slow

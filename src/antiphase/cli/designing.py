@@ -100,8 +100,8 @@ def design(
         if sampler != "cyclic-poisson":
             raise console.misused("--bands auto is for --sampler cyclic-poisson")
         promise |= {"noise_multiplier": noise_multiplier, "sampling_rate": sampling_rate}
-        made = _for_cyclic(name, options, workload, promise, quiet or as_json)
-        _finish(made.factorization, made, output, figures, as_json, quiet)
+        made, tried = _for_cyclic(name, options, workload, promise, quiet or as_json)
+        _finish(made.factorization, made, output, figures, as_json, quiet, tried=tried)
         return
     who = console.participation(steps, epochs, separation)
     closing = console.Closing(tolerance or _usual_tolerance(steps, epochs))
@@ -125,16 +125,27 @@ def design(
 
 
 def _finish(
-    f: Any, made: Any, output: Path | None, figures: Path | None, as_json: bool, quiet: bool, stopped: bool = False
+    f: Any,
+    made: Any,
+    output: Path | None,
+    figures: Path | None,
+    as_json: bool,
+    quiet: bool,
+    stopped: bool = False,
+    tried: Any = (),
 ) -> None:
     """Write what was designed, and say so."""
     digest = (made or f).save(output) if output is not None else None
     drawn = _draw(figures, f) if figures is not None else []
     if as_json:
         files = {"file": output, "digest": digest, "figures": drawn}
-        console.print_json(_to_dict(f, made) | {k: _text(v) for k, v in files.items()} | {"stopped": stopped})
+        more = {"tried": [vars(t) for t in tried], "stopped": stopped}
+        console.print_json(_to_dict(f, made) | {k: _text(v) for k, v in files.items()} | more)
         sys.exit(int(stopped))
-    console.show(console.facts(_facts(f, made)))
+    facts = _facts(f, made)
+    if tried:
+        facts["tried"] = f"{', '.join(str(t.bands) for t in tried)} bands: {f.bands} leave least noise at this promise"
+    console.show(console.facts(facts))
     if output is not None:
         out.print(f"\nWritten to {output} ({'design' if made is None else 'mechanism'}, {str(digest)[:16]}…)")
     for path in drawn:
@@ -148,7 +159,7 @@ def _finish(
 
 
 def _for_cyclic(name: str, options: dict[str, Any], workload: Any, promise: dict[str, Any], quiet: bool) -> Any:
-    """A mechanism for cyclic Poisson samples, with the best number of bands or with a given one."""
+    """A mechanism for cyclic Poisson samples, with the best number of bands or with a given one; and what was tried."""
     import antiphase as ap
     from antiphase.bands import WIDTHS, cyclic
 
@@ -158,7 +169,7 @@ def _for_cyclic(name: str, options: dict[str, Any], workload: Any, promise: dict
     if options:
         raise console.misused(f"{next(iter(options))}: with --sampler cyclic-poisson, --bands is the only option")
     if width != "auto":
-        return ap.calibrate(cyclic(name, width, workload), sampler="cyclic-poisson", **promise)
+        return ap.calibrate(cyclic(name, width, workload), sampler="cyclic-poisson", **promise), ()
     if promise.pop("noise_multiplier") is not None:
         raise console.misused("--bands auto needs --epsilon and --delta: which number is best depends on them")
     with console.bar(quiet) as progress:
@@ -167,7 +178,7 @@ def _for_cyclic(name: str, options: dict[str, Any], workload: Any, promise: dict
             name, workload=workload, **promise,
             progress=lambda t: progress.update(task, description=f"designing {name}: tried {t.bands} bands"),
         )  # fmt: skip
-    return found.mechanism
+    return found.mechanism, found.tried
 
 
 def _count(buffers: str | None) -> int | str | None:
@@ -187,6 +198,15 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def _figures(f: Any, made: Any) -> dict[str, Any]:
+    """Sensitivity, error and the certified bound; with Poisson samples those of one participation, and no bound: the
+    certified one is for batches that are known."""
+    if made is None or made.sampler not in ("poisson", "cyclic-poisson"):
+        return {"sensitivity": f.sensitivity, "error": f.error, "lower_bound": f.lower_bound, "gap": f.gap}
+    error = (made.sensitivity / f.sensitivity) ** 2 * f.error
+    return {"sensitivity": made.sensitivity, "error": error, "lower_bound": None, "gap": None}
+
+
 def _to_dict(f: Any, made: Any) -> dict[str, Any]:
     return {
         "name": f.name,
@@ -196,11 +216,8 @@ def _to_dict(f: Any, made: Any) -> dict[str, Any]:
         "workload": f.workload.describe(),
         "form": type(f).__name__,
         "buffers": getattr(f, "buffers", None),
-        "sensitivity": f.sensitivity,
         "sensitivity_is_exact": f.sensitivity_is_exact,
-        "error": f.error,
-        "lower_bound": f.lower_bound,
-        "gap": f.gap,
+        **_figures(f, made),
         "noise_multiplier": None if made is None else made.noise_multiplier,
         "clip_norm": None if made is None else made.clip_norm,
         "adjacency": None if made is None else made.adjacency,
@@ -216,15 +233,17 @@ def _facts(f: Any, made: Any) -> dict[str, str]:
 
     options = "".join(f", {k} = {v:g}" for k, v in f.options.items() if isinstance(v, int | float))
     optimizer = "" if f.workload.describe() == "sgd" else f", {f.workload.describe()}"
+    known = _figures(f, made)
     rows = {
         "mechanism": f.name + options,
         "setting": f"{f.steps:,} step{'s' * (f.steps > 1)}, {f.participation.describe()}{optimizer}",
         "kept as": _form(f),
-        "sensitivity": f"{f.sensitivity:.6g}" + ("" if f.sensitivity_is_exact else " (an upper bound)"),
-        "error": f"{f.error:.8g}   squared noise, summed over what its objective counts, at noise multiplier 1",
-        "bound": f"{f.lower_bound:.8g}   certified: no encoder has less",
-        "gap": f"{f.gap:.1e}" if f.gap < 0.1 else f"{f.error / f.lower_bound:.3f} × the bound",
+        "sensitivity": f"{known['sensitivity']:.6g}" + ("" if f.sensitivity_is_exact else " (an upper bound)"),
+        "error": f"{known['error']:.8g}   squared noise, summed over what its objective counts, at noise multiplier 1",
     }
+    if known["gap"] is not None:
+        rows["bound"] = f"{f.lower_bound:.8g}   certified: no encoder has less"
+        rows["gap"] = f"{f.gap:.1e}" if f.gap < 0.1 else f"{f.error / f.lower_bound:.3f} × the bound"
     if made is not None:
         rows["noise multiplier"] = f"{made.noise_multiplier:.6g} at clip norm {made.clip_norm:g}"
         if made.target_delta is not None:
