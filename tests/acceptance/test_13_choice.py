@@ -10,7 +10,7 @@ from antiphase import accounting
 from tests.cli.conftest import plain, run  # noqa: F401
 
 STEPS, DELTA = 64, 1e-5
-PAIRS = [(0.5, 1 / 64), (1.0, 1 / 32), (2.0, 1 / 32)]  # ε, sampling rate
+PAIRS = [(0.5, 1 / 32), (1.0, 1 / 24), (3.0, 1 / 16)]  # ε, sampling rate
 
 
 @pytest.mark.long

@@ -40,6 +40,15 @@ def run_the_tour(folder):
     return printed
 
 
+@pytest.mark.slow
+def test_what_the_tour_shows_of_sampling_is_so(run):
+    (block,) = re.findall(
+        r"^```text\n(antiphase .*?)^```", (ROOT / "docs" / "tour.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    command, _, shown = block.partition("\n")
+    assert run(*shlex.split(command)[1:], "--quiet").out == shown.lstrip("\n")
+
+
 def test_all_commands_are_here():
     first = ["design", "compare", "advise", "calibrate", "statement", "verify", "audit", "train", "data", "demo"]
     assert [*first, "reproduce"] == COMMANDS

@@ -171,6 +171,42 @@ def test_what_a_page_says_is_so(run, tmp_path, chosen, said):
 
 
 @pytest.mark.slow
+def test_a_design_for_sampled_batches_has_the_best_number_of_bands(run, tmp_path):
+    words = ["design", "toeplitz", "--steps", "32", "--sampler", "cyclic-poisson", "--sampling-rate", "0.02", "-o", "m"]
+    found = strict(run(*words, "--bands", "auto", "--epsilon", "1", "--delta", "1e-6", "--json").out)
+    made = ap.load(tmp_path / "m")
+    assert found["options"] == {"bands": made.factorization.bands}
+    assert (found["sampler"], found["sampling_rate"]) == (made.sampler, made.sampling_rate) == ("cyclic-poisson", 0.02)
+    least = min(found["tried"], key=lambda t: t["noise_multiplier"] ** 2 * t["error"])
+    assert (least["bands"], least["noise_multiplier"]) == (made.factorization.bands, made.noise_multiplier)
+    assert found["error"] == pytest.approx(least["error"])
+    given = strict(run(*words, "--bands", "5", "--noise-multiplier", "2", "--delta", "1e-6", "--json").out)
+    assert (given["options"], given["tried"], given["gap"]) == ({"bands": 5}, [], None)
+    again = strict(
+        run("calibrate", "m", "--noise-multiplier", "2", "--delta", "1e-6", "--sampler", "cyclic-poisson",
+            "--sampling-rate", "0.02", "--json").out
+    )  # fmt: skip
+    assert (again["sampler"], again["epsilon"]) == ("cyclic-poisson", given["epsilon"])
+
+
+@pytest.mark.slow
+def test_compare_says_what_a_sampler_amplifies(run, tmp_path):
+    words = ["compare", "--steps", "32", "--epochs", "4", "--epsilon", "0.5", "--delta", "1e-6", "--sampling-rate"]
+    words += ["0.0625", "--sampler", "cyclic-poisson", "-m", "dp-sgd:fixed-order", "-m", "toeplitz", "-m", "tree"]
+    done = run(*words, "--html", "c.html")
+    assert "cyclic Poisson at rate 0.0625" in done.out
+    rows = {line.split("  ")[0].strip(): line.split() for line in done.out.splitlines()}
+    (best,) = [label for label in rows if label.startswith("Toeplitz, bands = ")]
+    assert "yes" in rows[best]
+    assert "no" in rows["DP-SGD"]
+    assert "no" in rows["tree, full Honaker"]
+    assert "sampled batches are 0.5 times as large" in done.err
+    text = " ".join(re.sub(r"<[^>]+>", "", (tmp_path / "c.html").read_text()).split())
+    for claim in ("tree, full Honaker is not amplified", "Least noise for the memory", "not amplified", "frontier"):
+        assert claim in text
+
+
+@pytest.mark.slow
 def test_exit_codes_of_a_process(tmp_path):
     """0 done, 1 refused, 2 not understood; standard output is clean but for a result."""
     for words, code in (
