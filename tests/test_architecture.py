@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "antiphase"
 ORDER = [
     "errors", "interrupts", "_checks", "values", "files", "cache", "data", "workload", "objective", "participation",
     "sensitivity", "factorization", "design", "accounting", "balls", "amplification", "noise", "ledger", "statement",
-    "mechanism", "verification",
+    "mechanism", "bands", "verification",
     "comparison", "audit", "theory", "federated", "torch", "report", "studies", "cli",
 ]  # fmt: skip
 

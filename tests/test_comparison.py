@@ -16,15 +16,16 @@ PROMISE = {"epsilon": 2.0, "delta": 1e-6}
 def found():
     """All of the usual ones but that with Poisson batches, which take seconds to calibrate."""
     setting = Setting.of(64, 4, **PROMISE)
-    return compare(setting, [c for c in comparison.usual_candidates(setting) if not c.poisson], measure=False)
+    return compare(setting, [c for c in comparison.usual_candidates(setting) if not c.amplified], measure=False)
 
 
 def test_the_usual_mechanisms_are_there_in_order(found):
     assert [c.label for c in comparison.usual_candidates(found.setting)] == [
-        "DP-SGD", "DP-SGD, Poisson batches", "tree, full Honaker", "square root", "DP-MF", "DP-MF⁺, τ = 64",
+        "DP-SGD", "DP-SGD, Poisson batches", "DP-λCGD", "tree, full Honaker", "square root", "inverse square root",
+        "restarts with every epoch", "DP-MF", "DP-MF⁺, τ = 64",
     ]  # fmt: skip
-    assert not any(c.poisson for c in comparison.usual_candidates(Setting.of(64, 4)))  # nothing to amplify
-    assert len(found.entries) == 5
+    assert not any(c.amplified for c in comparison.usual_candidates(Setting.of(64, 4)))  # nothing to amplify
+    assert len(found.entries) == 8
     assert found.refused == {}
     assert found.base is found.entries[0]
 
@@ -59,7 +60,7 @@ def test_nothing_unamplified_is_below_the_optimum(found):
 
 @pytest.mark.slow
 def test_poisson_batches_have_the_noise_multiplier_of_their_accountant():
-    (e,) = compare(Setting.of(64, 4, **PROMISE), [Candidate("dp-sgd", poisson=True)], measure=False).entries
+    (e,) = compare(Setting.of(64, 4, **PROMISE), [Candidate("dp-sgd", sampler="poisson")], measure=False).entries
     assert e.mechanism.noise_multiplier == accounting.poisson_noise_multiplier(
         **PROMISE, sampling_rate=1 / 16, steps=64
     )
@@ -71,7 +72,9 @@ def test_poisson_batches_have_the_noise_multiplier_of_their_accountant():
 @pytest.mark.slow
 def test_poisson_batches_can_beat_the_optimum_of_a_fixed_order():
     found = compare(
-        Setting.of(64, epsilon=0.5, delta=1e-6), [Candidate("dp-sgd", poisson=True), Candidate("dp-mf")], measure=False
+        Setting.of(64, epsilon=0.5, delta=1e-6),
+        [Candidate("dp-sgd", sampler="poisson"), Candidate("dp-mf")],
+        measure=False,
     )
     assert found.entries[0].over_optimum < 1 <= found.entries[1].over_optimum
     assert found.base is None
@@ -102,9 +105,15 @@ def test_one_named_twice_appears_once():
     [
         (lambda: compare(Setting.of(8), []), "nothing to compare"),
         (lambda: compare(Setting.of(8), [Candidate("dp-mf+", {"tau": 0})]), "tau = 0"),
-        (lambda: compare(Setting.of(8), [Candidate("dp-sgd", poisson=True)]), "depends on ε"),
+        (lambda: compare(Setting.of(8), [Candidate("dp-sgd", sampler="poisson")]), "depends on ε"),
         (lambda: Candidate("nope"), "name = 'nope'"),
-        (lambda: Candidate("dp-mf", poisson=True), "dp-sgd alone"),
+        (lambda: Candidate("dp-mf", sampler="poisson"), "dp-sgd alone"),
+        (lambda: Candidate("dp-mf", sampler="cyclic-poisson"), "few bands"),
+        (lambda: Candidate("dp-mf", sampler="shuffled"), "sampler = 'shuffled'"),
+        (lambda: Setting.of(8, sampler="poisson"), "depends on ε"),
+        (lambda: Setting.of(8, sampler="hash-slots"), "sampler = 'hash-slots'"),
+        (lambda: Setting.of(8, rate=0.1), "rate = 0.1"),
+        (lambda: Setting.of(8, sampler="poisson", rate=1.5, **PROMISE), "at most 1"),
         (lambda: Setting.of(8, epsilon=1.0), "delta = None"),
         (lambda: Setting.of(8, epsilon=1.0, delta=2.0), "delta = 2"),
         (lambda: Setting.of(8, epsilon=-1.0, delta=1e-5), "epsilon = -1"),
@@ -184,3 +193,100 @@ def test_progress_says_what_is_done_and_how_far(monkeypatch):
 def test_words():
     assert Setting.of(1).describe() == "1 step, once"
     assert Setting.of(8, 2, **PROMISE).describe() == "8 steps, 2 epochs of 4 steps, ε = 2, δ = 1e-06 (zero-out)"
+
+
+# ---- what a sampler allows ---------------------------------------------------------------------------------
+
+
+def labels(setting, **more):
+    return [c.label for c in comparison.usual_candidates(setting, **more)]
+
+
+def test_the_usual_ones_are_those_that_a_sampler_can_have():
+    plain, cyclic, bins = (
+        Setting.of(64, 4, sampler=sampler, **PROMISE) for sampler in ("fixed-order", "cyclic-poisson", "balls-in-bins")
+    )
+    assert labels(cyclic)[1] == "DP-SGD, Poisson batches"  # which is what one group is
+    assert {"Toeplitz", "DP-MF⁺"} <= set(labels(cyclic)) - set(labels(plain))
+    assert labels(bins)[1] == "DP-SGD, balls in bins"
+    assert {"Toeplitz", "banded", "BLT", "DP-MF, buffers = 4"} <= set(labels(plain, family=True)) - set(labels(plain))
+    assert "restarts with every epoch" not in labels(Setting.of(64))  # which there is DP-MF
+
+
+@pytest.fixture(scope="module")
+def cyclic():
+    """Large noise, so that it is quick; batches half as large as in the fixed order."""
+    setting = Setting.of(32, 4, epsilon=0.5, delta=1e-6, sampler="cyclic-poisson", rate=1 / 16)
+    candidates = [Candidate("dp-sgd", sampler="fixed-order"), Candidate("tree"), Candidate("sqrt-toeplitz")]
+    candidates += [Candidate("dp-sgd"), Candidate("dp-mf+", {"tau": 2}), Candidate("dp-mf+", {"tau": 32})]
+    return compare(setting, candidates, measure=False)
+
+
+@pytest.mark.slow
+def test_what_the_sampler_allows_is_amplified_and_the_rest_says_why_not(cyclic):
+    by_label = {e.label: e for e in cyclic.entries}
+    best = next(e for e in cyclic.entries if e.name == "sqrt-toeplitz")
+    assert best.label == f"square root, bands = {best.factorization.bands}, cyclic Poisson"
+    assert {e.label for e in cyclic.entries if e.amplified} == {
+        best.label, "DP-SGD, Poisson batches", "DP-MF⁺, τ = 2, cyclic Poisson",
+    }  # fmt: skip
+    unamplified = accounting.gaussian_noise_multiplier(0.5, 1e-6)
+    for label, said in {"tree, full Honaker": "few bands", "DP-MF⁺, τ = 32": "use fewer bands"}.items():
+        assert said in by_label[label].unamplified
+        assert by_label[label].mechanism.noise_multiplier == unamplified
+    assert by_label["DP-SGD"].unamplified == ""  # asked for so
+    assert cyclic.base is by_label["DP-SGD"]
+    assert all(e.mechanism.epsilon() <= 0.5 for e in cyclic.entries)
+
+
+@pytest.mark.slow
+def test_amplified_noise_is_that_of_the_dense_decoder(cyclic):
+    for e in cyclic.entries:
+        C = e.factorization.encoder()
+        scale = e.mechanism.noise_multiplier * e.mechanism.sensitivity
+        if e.amplified:
+            assert e.mechanism.sensitivity == pytest.approx(np.sqrt((C**2).sum(axis=0).max()))
+        np.testing.assert_allclose(
+            e.deviation, scale * np.sqrt((e.factorization.decoder() ** 2).sum(axis=1)), rtol=1e-6
+        )
+        over = (e.deviation**2).sum() / (accounting.gaussian_noise_multiplier(0.5, 1e-6) ** 2 * cyclic.optimum)
+        assert e.over_optimum == pytest.approx(over)
+
+
+@pytest.mark.slow
+def test_balls_in_bins_amplify_what_has_no_negative_entries():
+    setting = Setting.of(8, 2, epsilon=2.0, delta=1e-2, sampler="balls-in-bins")
+    found = compare(setting, [Candidate("sqrt-toeplitz"), Candidate("fourier")], measure=False)
+    assert [e.label for e in found.entries] == ["square root, balls in bins", "Fourier"]
+    assert [e.amplified for e in found.entries] == [True, False]
+    assert "negative" in found.entries[1].unamplified
+
+
+def test_a_sampler_that_was_asked_for_by_name_is_not_replaced():
+    candidates = [Candidate("dp-sgd"), Candidate("fourier", sampler="balls-in-bins")]
+    found = compare(Setting.of(8, 2, **PROMISE), candidates, measure=False)
+    assert "negative" in found.refused["Fourier, balls in bins"]
+    options = [Candidate("dp-sgd"), Candidate("sqrt-toeplitz", {"normalized": False}, "cyclic-poisson")]
+    assert "only option" in " ".join(compare(Setting.of(8, 2, **PROMISE), options, measure=False).refused.values())
+
+
+# ---- the frontier ------------------------------------------------------------------------------------------
+
+
+def test_the_frontier_is_what_nothing_dominates():
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        points = [tuple(map(float, p)) for p in rng.integers(0, 6, (rng.integers(1, 12), 2))]  # with many ties
+        beaten = [any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points) for p in points]
+        assert comparison.undominated(points) == [not b for b in beaten]
+
+
+def test_rows_say_which_are_on_the_frontier(found):
+    rows = {row["label"]: row for row in found.rows()}
+    assert rows["DP-MF"]["memory_frontier"]  # nothing has less noise
+    assert rows["DP-λCGD"]["memory_frontier"]  # nor memory
+    assert not rows["DP-SGD"]["memory_frontier"]
+    assert not any(row["time_frontier"] for row in rows.values())  # nothing was measured
+    assert [e.label for e in found.memory_frontier] == [label for label, row in rows.items() if row["memory_frontier"]]
+    assert found.to_dict()["mechanisms"] == list(rows.values())
+    assert rows["DP-MF"]["vectors"] == 63

@@ -1,6 +1,7 @@
 """antiphase: differentially private training with noise that cancels itself over the steps."""
 
 from antiphase import objective, participation
+from antiphase.bands import BestBands, best_bands
 from antiphase.design import design, names
 from antiphase.errors import (
     AntiphaseError,
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AntiphaseError",
+    "BestBands",
     "BypassError",
     "DataError",
     "Factorization",
@@ -43,6 +45,7 @@ __all__ = [
     "StateError",
     "TooLargeError",
     "Workload",
+    "best_bands",
     "calibrate",
     "design",
     "epochs",

@@ -105,8 +105,10 @@ def test_quiet_leaves_the_result(run, plan):
 def test_csv_is_a_table(run):
     done = run("compare", "--steps", "16", "--epochs", "2", "--csv")
     rows = list(csv.DictReader(io.StringIO(done.out)))
-    assert [row["name"] for row in rows] == ["dp-sgd", "tree", "sqrt-toeplitz", "dp-mf", "dp-mf+"]
-    assert rows[1]["label"] == "tree, full Honaker"  # a comma within
+    names = ["dp-sgd", "lambda-cgd", "tree", "sqrt-toeplitz", "bisr", "epoch-restarts", "dp-mf", "dp-mf+"]
+    assert [row["name"] for row in rows] == names
+    assert rows[2]["label"] == "tree, full Honaker"  # a comma within
+    assert rows[6]["memory_frontier"] == "True"  # DP-MF: nothing has less noise
     assert float(rows[0]["average_relative"]) == 1
     assert rows[0]["gap"] == ""
 
@@ -147,7 +149,7 @@ def test_what_a_page_shows_is_written(run, tmp_path):
     text = (tmp_path / "c.html").read_text()
     assert "antiphase compare --steps 16 --epsilon 1" in text
     assert sorted(p.name for p in (tmp_path / "f").iterdir()) == [
-        "noise.png", "noise.svg", "spectrum.png", "spectrum.svg",
+        "memory.png", "memory.svg", "noise.png", "noise.svg", "spectrum.png", "spectrum.svg", "time.png", "time.svg",
     ]  # fmt: skip
 
 
@@ -165,6 +167,42 @@ def test_what_a_page_says_is_so(run, tmp_path, chosen, said):
     assert run(*words, *(word for name in chosen for word in ("-m", name))).code == 0
     text = " ".join(re.sub(r"<[^>]+>", "", (tmp_path / "c.html").read_text()).split())
     for claim in [*said, "promises ε = 0.5 at δ = 1e-06"]:
+        assert claim in text
+
+
+@pytest.mark.slow
+def test_a_design_for_sampled_batches_has_the_best_number_of_bands(run, tmp_path):
+    words = ["design", "toeplitz", "--steps", "32", "--sampler", "cyclic-poisson", "--sampling-rate", "0.02", "-o", "m"]
+    found = strict(run(*words, "--bands", "auto", "--epsilon", "1", "--delta", "1e-6", "--json").out)
+    made = ap.load(tmp_path / "m")
+    assert found["options"] == {"bands": made.factorization.bands}
+    assert (found["sampler"], found["sampling_rate"]) == (made.sampler, made.sampling_rate) == ("cyclic-poisson", 0.02)
+    least = min(found["tried"], key=lambda t: t["noise_multiplier"] ** 2 * t["error"])
+    assert (least["bands"], least["noise_multiplier"]) == (made.factorization.bands, made.noise_multiplier)
+    assert found["error"] == pytest.approx(least["error"])
+    given = strict(run(*words, "--bands", "5", "--noise-multiplier", "2", "--delta", "1e-6", "--json").out)
+    assert (given["options"], given["tried"], given["gap"]) == ({"bands": 5}, [], None)
+    again = strict(
+        run("calibrate", "m", "--noise-multiplier", "2", "--delta", "1e-6", "--sampler", "cyclic-poisson",
+            "--sampling-rate", "0.02", "--json").out
+    )  # fmt: skip
+    assert (again["sampler"], again["epsilon"]) == ("cyclic-poisson", given["epsilon"])
+
+
+@pytest.mark.slow
+def test_compare_says_what_a_sampler_amplifies(run, tmp_path):
+    words = ["compare", "--steps", "32", "--epochs", "4", "--epsilon", "0.5", "--delta", "1e-6", "--sampling-rate"]
+    words += ["0.0625", "--sampler", "cyclic-poisson", "-m", "dp-sgd:fixed-order", "-m", "toeplitz", "-m", "tree"]
+    done = run(*words, "--html", "c.html")
+    assert "cyclic Poisson at rate 0.0625" in done.out
+    rows = {line.split("  ")[0].strip(): line.split() for line in done.out.splitlines()}
+    (best,) = [label for label in rows if label.startswith("Toeplitz, bands = ")]
+    assert "yes" in rows[best]
+    assert "no" in rows["DP-SGD"]
+    assert "no" in rows["tree, full Honaker"]
+    assert "sampled batches are 0.5 times as large" in done.err
+    text = " ".join(re.sub(r"<[^>]+>", "", (tmp_path / "c.html").read_text()).split())
+    for claim in ("tree, full Honaker is not amplified", "Least noise for the memory", "not amplified", "frontier"):
         assert claim in text
 
 

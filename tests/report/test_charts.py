@@ -80,6 +80,20 @@ def test_seconds_have_a_line_in_proportion():
     np.testing.assert_allclose(straight.y / straight.x, measured.y[0] / measured.x[0])
 
 
+def test_a_frontier_is_a_staircase_below_all_marks():
+    points = {"a": ("dp-sgd", 1.0, 9.0), "b": ("tree", 4.0, 3.0), "c": ("dp-mf", 64.0, 2.0), "d": ("blt", 8.0, 5.0)}
+    points["e"] = ("toeplitz", math.nan, 1.0)
+    *marks, line = charts.frontier(points, ["a", "b", "c"], "t", "x").series
+    assert [(s.label, s.x.tolist(), s.y.tolist()) for s in marks] == [
+        (k, [p[1]], [p[2]]) for k, p in points.items() if k != "e"
+    ]
+    assert line.dashed
+    assert list(zip(line.x, line.y, strict=True)) == [(1, 9), (4, 9), (4, 3), (64, 3), (64, 2), (64, 2)]
+    for s in marks:
+        assert s.y[0] >= line.y[line.x <= s.x[0]].min()
+    assert charts.frontier({"e": points["e"]}, [], "t", "x").series == ()
+
+
 def test_every_chart_says_itself_in_words():
     for chart in sample.all_charts().values():
         assert chart.title

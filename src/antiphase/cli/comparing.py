@@ -26,6 +26,8 @@ from antiphase.cli.console import (
     Nesterov,
     Quiet,
     Rate,
+    Sampler,
+    SamplingRate,
     Schedule,
     Separation,
     Steps,
@@ -36,6 +38,11 @@ from antiphase.cli.console import (
 if TYPE_CHECKING:
     from antiphase.comparison import Candidate, Comparison, Entry, Setting
 
+NEEDED = {
+    "poisson": "Poisson sampling, anew for every step",
+    "cyclic-poisson": "Poisson sampling within each group, anew for every step",
+    "balls-in-bins": "chance in who is in which batch, and nobody who knows",
+}
 Parameters = Annotated[int, typer.Option(help="Size of the model: for the memory and the time of the noise.", min=1)]
 Tolerance = Annotated[float, typer.Option(help="Certified gap at which designs stop.")]
 
@@ -50,10 +57,15 @@ def compare(
         typer.Option(
             "--mechanism",
             "-m",
-            help="Which one, with its options; may be given often: dp-mf+:tau=128, dp-sgd:poisson.",
+            help="Which one, with options and sampler; may be given often: dp-mf+:tau=128, dp-sgd:poisson.",
             autocompletion=lambda incomplete: [name for name in console.MECHANISMS if name.startswith(incomplete)],
         ),
     ] = None,
+    family: Annotated[
+        bool, typer.Option("--family", help="Those that take a search, too: toeplitz, banded, blt, few buffers.")
+    ] = False,
+    sampler: Sampler = None,
+    sampling_rate: SamplingRate = None,
     separation: Separation = None,
     lr: Rate = 1.0,
     schedule: Schedule = "constant",
@@ -77,13 +89,21 @@ def compare(
 
     if as_csv and as_json:
         raise misused("--csv and --json: give one")
+    if family and mechanism:
+        raise misused("--family and --mechanism: give one")
+    console.check_sampler(sampler, sampling_rate, needs_rate=False)
+    if sampler is not None and epsilon is None:
+        raise misused(f"--sampler {sampler} needs --epsilon and --delta: what it brings depends on them")
     console.check_output(html)
     setting = _setting(
         steps, console.participation(steps, epochs, separation),
         console.optimizer(steps, lr, schedule, momentum, nesterov, weight_decay),
-        epsilon=epsilon, delta=delta, adjacency=adjacency, parameters=parameters,
+        epsilon=epsilon, delta=delta, adjacency=adjacency, parameters=parameters, sampler=sampler or "fixed-order",
+        rate=sampling_rate,
     )  # fmt: skip
-    chosen = [_candidate(text, steps) for text in mechanism] if mechanism else None
+    chosen = (
+        [_candidate(text, setting) for text in mechanism] if mechanism else comparison.usual_candidates(setting, family)
+    )
     with console.bar(quiet or as_json or as_csv, "{task.fields[gap]}") as progress:
         found = comparison.compare(setting, chosen, tolerance=tolerance, progress=_reporter(progress, tolerance))
     drawn = _draw(figures, found) if figures is not None else []
@@ -99,6 +119,12 @@ def compare(
         _print(found)
         for path in drawn:
             out.print(f"Written to {path}")
+    size = setting.sampling_rate * len(setting.participation.classes(steps))
+    if abs(size - 1) > 0.01:
+        console.warn(
+            f"at rate {setting.sampling_rate:g} sampled batches are {size:.3g} times as large as those in the fixed "
+            "order: the noise in their mean is that of the sum over so much"
+        )
     for label, reason in found.refused.items():
         console.warn(f"without {label}: {reason}")
     if found.stopped:
@@ -219,7 +245,7 @@ def _number(value: Any) -> str:
 
 
 def _how_to_use(best: Entry, plan: list[str]) -> str:
-    if best.candidate.poisson:
+    if best.amplified:
         return "antiphase train --mechanism dp-sgd …"
     if best.name == "curvature":
         return 'antiphase.design("curvature", spectrum=…) in Python, with the spectrum given here'
@@ -227,18 +253,22 @@ def _how_to_use(best: Entry, plan: list[str]) -> str:
     return shlex.join(["antiphase", "design", best.name, *plan, *options, "-o", "plan.antiphase"])
 
 
-def _candidate(text: str, steps: int) -> Candidate:
+def _candidate(text: str, setting: Setting) -> Candidate:
+    from antiphase.amplification import SAMPLERS
     from antiphase.comparison import Candidate
 
     name, _, rest = text.partition(":")
     if name not in console.MECHANISMS:
         raise misused(f"--mechanism {text}: must be one of {', '.join(console.MECHANISMS)}")
     parts = [part for part in rest.split(",") if part]
-    poisson = "poisson" in parts
-    options = console.options_of([part for part in parts if part != "poisson"])
-    if name == "dp-mf+":
-        options.setdefault("tau", steps)
-    return Candidate(name, options, poisson)
+    samplers = [part for part in parts if part in SAMPLERS]
+    if len(samplers) > 1:
+        raise misused(f"--mechanism {text}: {samplers[0]} and {samplers[1]} cannot both be")
+    sampler = samplers[0] if samplers else None
+    options = console.options_of([part for part in parts if part not in SAMPLERS])
+    if name == "dp-mf+" and (sampler or setting.sampler) != "cyclic-poisson":  # there the best is looked for
+        options.setdefault("tau", setting.steps)
+    return Candidate(name, options, sampler)
 
 
 def _reporter(progress: Any, tolerance: float) -> Any:
@@ -257,7 +287,7 @@ def _reporter(progress: Any, tolerance: float) -> Any:
 
 
 def _print_csv(found: Comparison) -> None:
-    rows = [{k: v for k, v in e.to_dict(found.base).items() if k != "options"} for e in found.entries]
+    rows = [{k: v for k, v in row.items() if k != "options"} for row in found.rows()]
     writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
@@ -266,8 +296,10 @@ def _print_csv(found: Comparison) -> None:
 def _print(found: Comparison) -> None:
     setting, base = found.setting, found.base
     noise = ["mechanism", "noise\nmultiplier", "average\niterate", "final\niterate", "over\noptimum"]
+    if setting.sampler != "fixed-order":
+        noise.insert(1, "amplified")
     cost = ["design", "noise\nkeeps", "noise\na step"]
-    rows = [_cells(entry, base) for entry in found.entries]
+    rows = [_cells(entry, found) for entry in found.entries]
     at = "equal privacy" if setting.epsilon is not None else "noise multiplier 1, which is equal privacy"
     title = f"Noise in the model at {at}\n{setting.describe()}"
     table = console.columns(*noise, *cost, title=title, rows=rows)
@@ -282,28 +314,34 @@ def _print(found: Comparison) -> None:
         f"Iterates: standard deviation of the noise per coordinate, summed over the batch, at clip norm 1{relative}. "
         "Over optimum: squared noise over all iterates, relative to the certified least of any encoder on batches in "
         f"a fixed order. Memory and time of a step are for {setting.parameters:,} parameters; designs that were made "
-        "before come from the cache."
+        "before come from the cache. A star marks what no other row beats: in noise of the average iterate and memory, "
+        "or in that noise and time."
     )
 
 
-def _cells(entry: Entry, base: Entry | None) -> list[str]:
-    row = entry.to_dict(base)
+def _cells(entry: Entry, found: Comparison) -> list[str]:
+    row = entry.to_dict(found.base)
 
     def both(value: float, relative: float | None) -> str:
         return f"{value:#.4g}".rstrip(".") + ("" if relative is None else f" {relative:4.0%}")
 
+    def starred(text: str, frontier: tuple[Entry, ...]) -> str:
+        return text + (" *" if entry in frontier else "  ")
+
+    amplified = ["yes" if entry.amplified else "no"] if found.setting.sampler != "fixed-order" else []
     return [
-        entry.label, f"{entry.mechanism.noise_multiplier:.4g}", both(entry.average, row["average_relative"]),
-        both(entry.final, row["final_relative"]),
+        entry.label, *amplified, f"{entry.mechanism.noise_multiplier:.4g}",
+        both(entry.average, row["average_relative"]), both(entry.final, row["final_relative"]),
         "–" if entry.over_optimum is None else f"{entry.over_optimum:.3f} ×",
-        console.seconds(entry.design_seconds), console.size(entry.noise_bytes), console.seconds(entry.step_seconds),
+        console.seconds(entry.design_seconds), starred(console.size(entry.noise_bytes), found.memory_frontier),
+        starred(console.seconds(entry.step_seconds), found.time_frontier),
     ]  # fmt: skip
 
 
 def _charts(found: Comparison) -> dict[str, Any]:
     from antiphase.report import charts
 
-    amplified = [e for e in found.entries if e.candidate.poisson]
+    amplified = [e for e in found.entries if e.amplified]
     known: dict[str, Any] = {e.label: (e.name, e.deviation) for e in found.entries}
     note = "Dashed: with amplification." if amplified else ""
     noise = charts.noise_per_iterate(known)
@@ -315,8 +353,30 @@ def _charts(found: Comparison) -> dict[str, Any]:
         "noise": charts.Lines(noise.title, noise.x_label, noise.y_label, series, log_y=True, note=note)
     }
     if found.setting.steps <= charts.MOST_STEPS:
-        plain = {e.label: (e.name, e.factorization) for e in found.entries if not e.candidate.poisson}
+        plain = {e.label: (e.name, e.factorization) for e in found.entries if not e.amplified}
         made |= {"spectrum": charts.noise_spectrum(plain)} if plain else {}
+    return made | _frontiers(found)
+
+
+def _frontiers(found: Comparison) -> dict[str, Any]:
+    """Noise against what it costs, where there is something to choose from."""
+    from antiphase.report import charts
+
+    made = {}
+    if len(found.entries) > 1:
+        made["memory"] = charts.frontier(
+            {e.label: (e.name, 1 + e.vectors, e.average) for e in found.entries},
+            [e.label for e in found.memory_frontier],
+            "Least noise for the memory",
+            "vectors in memory, with the model itself",
+        )
+    if len(found.time_frontier) and len(found.entries) > 1:
+        made["time"] = charts.frontier(
+            {e.label: (e.name, 1e3 * e.step_seconds, e.average) for e in found.entries},
+            [e.label for e in found.time_frontier],
+            "Least noise for the time",
+            f"noise of a step (milliseconds, {found.setting.parameters:,} parameters)",
+        )
     return made
 
 
@@ -335,12 +395,13 @@ def _page(found: Comparison, command: str) -> Any:
     from antiphase import __version__
     from antiphase.report.page import Column, Grid, Page
 
-    setting, base = found.setting, found.base
+    setting = found.setting
     best = min(found.entries, key=lambda e: e.final)
     rows = [
-        e.to_dict(base)
+        row
         | {"step_ms": 1e3 * e.step_seconds if math.isfinite(e.step_seconds) else None, "mb": e.noise_bytes / 1e6}
-        for e in found.entries
+        | {"drawn": "sampled, amplified" if e.amplified else "not amplified", "frontier": _on_frontier(row)}
+        for e, row in zip(found.entries, found.rows(), strict=True)
     ]
     noise = [
         Column("label", "mechanism"),
@@ -352,11 +413,14 @@ def _page(found: Comparison, command: str) -> Any:
         Column("over_optimum", "over optimum", "×", "squared noise over the certified least", "low", 4),
         Column("gap", "gap", "", "from the optimum for its own objective, at most", digits=2),
     ]
+    if setting.sampler != "fixed-order":
+        noise.insert(1, Column("drawn", "batches"))
     cost = [
         Column("label", "mechanism"),
         Column("design_seconds", "design", "s", "time to design; cached designs take none", digits=2),
         Column("mb", "noise keeps", "MB", f"for {setting.parameters:,} parameters", digits=3),
         Column("step_ms", "noise a step", "ms", "time for a row of noise, at worst", digits=2),
+        Column("frontier", "frontier", "", "no other has as little noise in the average iterate at as little of these"),
     ]
     return Page(
         title="antiphase: mechanisms compared",
@@ -370,10 +434,19 @@ def _page(found: Comparison, command: str) -> Any:
         notes=[
             "Noise is a standard deviation per coordinate of the summed updates, at clip norm 1, before division by "
             "the batch size.",
+            *(f"{e.label} is not amplified: {e.unamplified}" for e in found.entries if e.unamplified),
             *(f"Without {label}: {reason}" for label, reason in found.refused.items()),
         ],
         made=f"antiphase {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )
+
+
+def _on_frontier(row: dict[str, Any]) -> str | None:
+    """
+    >>> _on_frontier({"memory_frontier": True, "time_frontier": True})
+    'memory, time'
+    """
+    return ", ".join(what for what in ("memory", "time") if row[f"{what}_frontier"]) or None
 
 
 def _answer(found: Comparison, best: Entry) -> str:
@@ -396,7 +469,7 @@ def _points(found: Comparison, best: Entry) -> list[str]:
     if least.over_optimum is not None and least.over_optimum < 1:
         points.append(
             f"{least.label}: less noise over all iterates than any encoder on batches in a fixed order could have. It "
-            "needs true Poisson sampling, anew for every step."
+            f"needs true {NEEDED[least.mechanism.sampler]}."
         )
     elif least.over_optimum is not None:
         points.append(

@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from antiphase.amplification import ADJACENCIES
+from antiphase.amplification import ADJACENCIES, AMPLIFIED
 from antiphase.design import names
 from antiphase.errors import AntiphaseError
 from antiphase.workload import SCHEDULES
@@ -60,6 +60,14 @@ Clip = Annotated[float, typer.Option("--clip", "--clip-norm", help="Norm to whic
 Adjacency = Annotated[
     str, typer.Option(help="What differs in the other data set; add-remove is for Poisson batches.",
                       click_type=one_of(*ADJACENCIES))
+]  # fmt: skip
+Sampler = Annotated[
+    str | None, typer.Option(help="How batches are drawn at random, where they are: what this is known to amplify is.",
+                             click_type=one_of(*AMPLIFIED), show_default=False)
+]  # fmt: skip
+SamplingRate = Annotated[
+    float | None, typer.Option(help="Of poisson and cyclic-poisson: a record's chance to be in a batch.",
+                               show_default=False)
 ]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output, and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints.")]
@@ -110,6 +118,15 @@ def check_adjacency(adjacency: str, *, sampled: bool = False) -> None:
             "--adjacency add-remove is for Poisson batches: in a fixed order one record more would shift every later "
             "batch. Take zero-out or replace-one"
         )
+
+
+def check_sampler(sampler: str | None, rate: float | None, *, needs_rate: bool = True) -> None:
+    """Refuse a sampling rate without what samples at it, and the other way round."""
+    sampled = sampler in ("poisson", "cyclic-poisson")
+    if rate is not None and not sampled:
+        raise misused("--sampling-rate is for --sampler poisson and cyclic-poisson")
+    if needs_rate and rate is None and sampled:
+        raise misused(f"--sampler {sampler} needs --sampling-rate")
 
 
 def options_of(pairs: list[str] | None) -> dict[str, Any]:

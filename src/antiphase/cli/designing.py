@@ -23,6 +23,8 @@ from antiphase.cli.console import (
     Nesterov,
     Quiet,
     Rate,
+    Sampler,
+    SamplingRate,
     Schedule,
     Separation,
     Steps,
@@ -44,6 +46,10 @@ def design(
     option: Annotated[
         list[str] | None, typer.Option("--option", help="Any other option of the mechanism, as name=value.")
     ] = None,
+    bands: Annotated[
+        str | None,
+        typer.Option(help="Diagonals of the encoder: a number; or auto, the best for --sampler cyclic-poisson."),
+    ] = None,
     buffers: Annotated[str | None, typer.Option(help="Vectors of memory: auto, exact or a number.")] = None,
     tolerance: Annotated[float | None, typer.Option(help="Certified gap at which the search stops.")] = None,
     separation: Separation = None,
@@ -57,6 +63,8 @@ def design(
     noise_multiplier: Multiplier = None,
     clip: Clip = 1.0,
     adjacency: Adjacency = "zero-out",
+    sampler: Sampler = None,
+    sampling_rate: SamplingRate = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write, as in plan.antiphase.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for figures of it, SVG and PNG.")] = None,
     as_json: Json = False,
@@ -75,14 +83,26 @@ def design(
     import antiphase as ap
 
     console.check_promise(epsilon, delta, noise_multiplier)
-    console.check_adjacency(adjacency)
+    console.check_adjacency(adjacency, sampled=sampler is not None)
+    console.check_sampler(sampler, sampling_rate)
     promised = epsilon is not None or noise_multiplier is not None
-    if not promised and (clip, adjacency) != (1.0, "zero-out"):
-        raise console.misused("--clip and --adjacency belong to a promise: give --epsilon and --delta too")
+    if not promised and (clip, adjacency, sampler) != (1.0, "zero-out", None):
+        raise console.misused("--clip, --adjacency and --sampler belong to a promise: give --epsilon and --delta too")
     console.check_output(output)
     given = {"tau": tau, "rho": rho, "final_weight": final_weight, "tolerance": tolerance, "buffers": _count(buffers)}
+    given["bands"] = _count(bands)
     options = console.options_of(option) | {key: value for key, value in given.items() if value is not None}
     workload = ap.Workload.sgd(steps, **console.optimizer(steps, lr, schedule, momentum, nesterov, weight_decay))
+    promise: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "clip_norm": clip, "adjacency": adjacency}
+    if sampler == "cyclic-poisson" or bands == "auto":
+        if (epochs, separation) != (1, None):
+            raise console.misused("--epochs and --separation: cyclic Poisson samples take records as the bands allow")
+        if sampler != "cyclic-poisson":
+            raise console.misused("--bands auto is for --sampler cyclic-poisson")
+        promise |= {"noise_multiplier": noise_multiplier, "sampling_rate": sampling_rate}
+        made, tried = _for_cyclic(name, options, workload, promise, quiet or as_json)
+        _finish(made.factorization, made, output, figures, as_json, quiet, tried=tried)
+        return
     who = console.participation(steps, epochs, separation)
     closing = console.Closing(tolerance or _usual_tolerance(steps, epochs))
     with console.bar(quiet or as_json, "{task.fields[gap]}") as progress, first_ctrl_c() as stopped:
@@ -96,21 +116,41 @@ def design(
         _ = f.lower_bound  # solved for here, where a design has none of its own
     made = None
     if promised:
-        made = ap.calibrate(
-            f, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, clip_norm=clip, adjacency=adjacency
-        )
+        promise |= {"noise_multiplier": noise_multiplier, "sampling_rate": sampling_rate}
+        made = ap.calibrate(f, sampler=sampler or "fixed-order", **promise)
+    _finish(f, made, output, figures, as_json, quiet, stopped())
+
+
+# ---- inside ------------------------------------------------------------------------------------------------
+
+
+def _finish(
+    f: Any,
+    made: Any,
+    output: Path | None,
+    figures: Path | None,
+    as_json: bool,
+    quiet: bool,
+    stopped: bool = False,
+    tried: Any = (),
+) -> None:
+    """Write what was designed, and say so."""
     digest = (made or f).save(output) if output is not None else None
     drawn = _draw(figures, f) if figures is not None else []
     if as_json:
         files = {"file": output, "digest": digest, "figures": drawn}
-        console.print_json(_to_dict(f, made) | {k: _text(v) for k, v in files.items()} | {"stopped": stopped()})
-        sys.exit(int(stopped()))
-    console.show(console.facts(_facts(f, made)))
+        more = {"tried": [vars(t) for t in tried], "stopped": stopped}
+        console.print_json(_to_dict(f, made) | {k: _text(v) for k, v in files.items()} | more)
+        sys.exit(int(stopped))
+    facts = _facts(f, made)
+    if tried:
+        facts["tried"] = f"{', '.join(str(t.bands) for t in tried)} bands: {f.bands} leave least noise at this promise"
+    console.show(console.facts(facts))
     if output is not None:
         out.print(f"\nWritten to {output} ({'design' if made is None else 'mechanism'}, {str(digest)[:16]}…)")
     for path in drawn:
         out.print(f"Written to {path}")
-    if stopped():
+    if stopped:
         console.fail("by Ctrl-C: this is what there was", "stopped")
     if output is None:
         console.hint("It was not kept: say -o FILE for that.", quiet)
@@ -118,7 +158,27 @@ def design(
         console.hint(f"It promises nothing yet: antiphase calibrate {output} --epsilon … --delta … -o …", quiet)
 
 
-# ---- inside ------------------------------------------------------------------------------------------------
+def _for_cyclic(name: str, options: dict[str, Any], workload: Any, promise: dict[str, Any], quiet: bool) -> Any:
+    """A mechanism for cyclic Poisson samples, with the best number of bands or with a given one; and what was tried."""
+    import antiphase as ap
+    from antiphase.bands import WIDTHS, cyclic
+
+    if name not in WIDTHS:
+        raise console.misused(f"--sampler cyclic-poisson is for few bands: {', '.join(WIDTHS)}")
+    width = options.pop("bands", options.pop(WIDTHS[name], "auto"))
+    if options:
+        raise console.misused(f"{next(iter(options))}: with --sampler cyclic-poisson, --bands is the only option")
+    if width != "auto":
+        return ap.calibrate(cyclic(name, width, workload), sampler="cyclic-poisson", **promise), ()
+    if promise.pop("noise_multiplier") is not None:
+        raise console.misused("--bands auto needs --epsilon and --delta: which number is best depends on them")
+    with console.bar(quiet) as progress:
+        task = progress.add_task(f"designing {name}", total=None)
+        found = ap.best_bands(
+            name, workload=workload, **promise,
+            progress=lambda t: progress.update(task, description=f"designing {name}: tried {t.bands} bands"),
+        )  # fmt: skip
+    return found.mechanism, found.tried
 
 
 def _count(buffers: str | None) -> int | str | None:
@@ -138,6 +198,15 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def _figures(f: Any, made: Any) -> dict[str, Any]:
+    """Sensitivity, error and the certified bound; with Poisson samples those of one participation, and no bound: the
+    certified one is for batches that are known."""
+    if made is None or made.sampler not in ("poisson", "cyclic-poisson"):
+        return {"sensitivity": f.sensitivity, "error": f.error, "lower_bound": f.lower_bound, "gap": f.gap}
+    error = (made.sensitivity / f.sensitivity) ** 2 * f.error
+    return {"sensitivity": made.sensitivity, "error": error, "lower_bound": None, "gap": None}
+
+
 def _to_dict(f: Any, made: Any) -> dict[str, Any]:
     return {
         "name": f.name,
@@ -147,14 +216,13 @@ def _to_dict(f: Any, made: Any) -> dict[str, Any]:
         "workload": f.workload.describe(),
         "form": type(f).__name__,
         "buffers": getattr(f, "buffers", None),
-        "sensitivity": f.sensitivity,
         "sensitivity_is_exact": f.sensitivity_is_exact,
-        "error": f.error,
-        "lower_bound": f.lower_bound,
-        "gap": f.gap,
+        **_figures(f, made),
         "noise_multiplier": None if made is None else made.noise_multiplier,
         "clip_norm": None if made is None else made.clip_norm,
         "adjacency": None if made is None else made.adjacency,
+        "sampler": None if made is None else made.sampler,
+        "sampling_rate": None if made is None else made.sampling_rate,
         "epsilon": None if made is None or made.target_delta is None else made.epsilon(),
         "delta": None if made is None else made.target_delta,
     }
@@ -165,19 +233,24 @@ def _facts(f: Any, made: Any) -> dict[str, str]:
 
     options = "".join(f", {k} = {v:g}" for k, v in f.options.items() if isinstance(v, int | float))
     optimizer = "" if f.workload.describe() == "sgd" else f", {f.workload.describe()}"
+    known = _figures(f, made)
     rows = {
         "mechanism": f.name + options,
         "setting": f"{f.steps:,} step{'s' * (f.steps > 1)}, {f.participation.describe()}{optimizer}",
         "kept as": _form(f),
-        "sensitivity": f"{f.sensitivity:.6g}" + ("" if f.sensitivity_is_exact else " (an upper bound)"),
-        "error": f"{f.error:.8g}   squared noise, summed over what its objective counts, at noise multiplier 1",
-        "bound": f"{f.lower_bound:.8g}   certified: no encoder has less",
-        "gap": f"{f.gap:.1e}" if f.gap < 0.1 else f"{f.error / f.lower_bound:.3f} × the bound",
+        "sensitivity": f"{known['sensitivity']:.6g}" + ("" if f.sensitivity_is_exact else " (an upper bound)"),
+        "error": f"{known['error']:.8g}   squared noise, summed over what its objective counts, at noise multiplier 1",
     }
+    if known["gap"] is not None:
+        rows["bound"] = f"{f.lower_bound:.8g}   certified: no encoder has less"
+        rows["gap"] = f"{f.gap:.1e}" if f.gap < 0.1 else f"{f.error / f.lower_bound:.3f} × the bound"
     if made is not None:
         rows["noise multiplier"] = f"{made.noise_multiplier:.6g} at clip norm {made.clip_norm:g}"
         if made.target_delta is not None:
             rows["promise"] = f"ε = {rounded_up(made.epsilon())} at δ = {made.target_delta:g} ({made.adjacency})"
+        if made.amplified:
+            rate = "" if made.sampling_rate is None else f" at rate {made.sampling_rate:.6g}"
+            rows["rests on"] = f"batches drawn by {made.sampler}{rate}"
     return rows
 
 

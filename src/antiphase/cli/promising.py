@@ -9,7 +9,20 @@ import typer
 from rich.markup import escape
 
 from antiphase.cli import console
-from antiphase.cli.console import Adjacency, Clip, Delta, Epsilon, Json, Multiplier, Quiet, err, misused, out
+from antiphase.cli.console import (
+    Adjacency,
+    Clip,
+    Delta,
+    Epsilon,
+    Json,
+    Multiplier,
+    Quiet,
+    Sampler,
+    SamplingRate,
+    err,
+    misused,
+    out,
+)  # fmt: skip
 
 File = Annotated[Path, typer.Argument(help="A mechanism file.", show_default=False)]
 
@@ -21,9 +34,8 @@ def calibrate(
     noise_multiplier: Multiplier = None,
     clip: Clip = 1.0,
     adjacency: Adjacency = "zero-out",
-    sampling_rate: Annotated[
-        float | None, typer.Option(help="Poisson batches (dp-sgd alone): a record's chance to be in one.")
-    ] = None,
+    sampler: Sampler = None,
+    sampling_rate: SamplingRate = None,
     steps: Annotated[int | None, typer.Option(help="With --sampling-rate and no file: how many steps.", min=1)] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the calibrated mechanism.")] = None,
     as_json: Json = False,
@@ -38,7 +50,10 @@ def calibrate(
     from antiphase.statement import rounded_up
 
     console.check_promise(epsilon, delta, noise_multiplier)
-    console.check_adjacency(adjacency, sampled=sampling_rate is not None)
+    if sampling_rate is not None and sampler is None:
+        sampler = "poisson"
+    console.check_sampler(sampler, sampling_rate)
+    console.check_adjacency(adjacency, sampled=sampler is not None)
     console.check_output(output)
     if epsilon is None and noise_multiplier is None:
         raise misused("give --epsilon or --noise-multiplier; the other follows")
@@ -46,8 +61,8 @@ def calibrate(
         raise misused("--delta is needed, and yours to choose: well below one over the number of records")
     design = _single_release(steps, sampling_rate, output) if file is None else _design(file, steps)
     promise: dict[str, Any] = {"clip_norm": clip, "adjacency": adjacency}
-    if sampling_rate is not None:
-        promise |= {"sampler": "poisson", "sampling_rate": sampling_rate}
+    if sampler is not None:
+        promise |= {"sampler": sampler, "sampling_rate": sampling_rate}
     m = ap.calibrate(design, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, **promise)
     digest = m.save(output) if output is not None else None
     result = {

@@ -242,6 +242,29 @@ def seconds_against_steps(
     return Lines(title, "steps", "time (seconds)", series, log_x=True, log_y=True)
 
 
+def frontier(points: Mapping[str, tuple[str, float, float]], best: Sequence[str], title: str, x_label: str) -> Lines:
+    """``{label: (mechanism's name, cost, noise)}``: a mark each, and a dashed line below which there is nothing, along
+    those whose labels are in ``best``. Marks without a finite cost are left out."""
+    shown = {label: point for label, point in points.items() if math.isfinite(point[1])}
+    series = [Series(name, label, np.array([x]), np.array([y])) for label, (name, x, y) in shown.items()]
+    steps = sorted((x, y) for label, (_, x, y) in shown.items() if label in best)
+    if steps:
+        xs = [x for x, _ in steps] + [max(x for _, x, _ in shown.values())]
+        ys = [y for _, y in steps]
+        # A staircase: until the next one, the last one is the best there is.
+        line = Series("", "frontier", np.repeat(xs, 2)[1:-1], np.repeat(ys, 2), dashed=True, points=False)
+        series.append(line)
+    return Lines(
+        title,
+        x_label,
+        "noise in the average iterate (standard deviation per coordinate, in clip norms)",
+        series,
+        log_x=True,
+        log_y=True,
+        note="On the dashed line: no other has as little noise at as little cost.",
+    )
+
+
 def roc(
     found: Array,
     least_misses: Callable[[Array], Array],

@@ -146,7 +146,7 @@ def _by_worst_case(
     if isinstance(who, Epochs) and who.every > 1:
         candidates.append(Candidate("dp-mf+", {"tau": who.every}))  # restarts between participations: a stream
     if poisson:
-        candidates.insert(1, Candidate("dp-sgd", poisson=True))
+        candidates.insert(1, Candidate("dp-sgd", sampler="poisson"))
     if damping is not None:
         damping = check.real_number("damping", damping)
         if not 0 <= damping <= 1:
@@ -207,7 +207,7 @@ def _by_expectation(
         amplified = (_deviation(entry) / unit) ** 2
         return tuple(float(v) * amplified for v in by_label[label].values)
 
-    entries = [entry for entry in found.entries if entry.candidate.poisson]
+    entries = [entry for entry in found.entries if entry.amplified]
     squared = {label: trial.score for label, trial in by_label.items()}
     squared |= {entry.label: math.prod(values(entry)) ** (1 / len(judge.shares)) for entry in entries}
     noise = _relative(found, squared)
@@ -234,7 +234,7 @@ def _shortlist(setting: Setting, trials: list[Trial], poisson: bool) -> list[Can
     """What people compare with, and the best of each kind."""
     ranked = sorted(trials, key=lambda trial: trial.score)
     names = list(dict.fromkeys(trial.candidate.name for trial in ranked))
-    chosen = [Candidate("dp-sgd"), *([Candidate("dp-sgd", poisson=True)] if poisson else [])]
+    chosen = [Candidate("dp-sgd"), *([Candidate("dp-sgd", sampler="poisson")] if poisson else [])]
     chosen += [trial.candidate for trial in trials if trial.candidate.label == f"DP-MF⁺, τ = {setting.steps}"]
     chosen += [next(t.candidate for t in ranked if t.candidate.name == name) for name in names]
     return chosen
@@ -295,7 +295,7 @@ def _gains(found: Comparison, best: Entry, values: Callable[[Entry], tuple[float
     """Over DP-SGD, DP-MF and the best DP-MF⁺ that there is."""
     out = []
     for name in ("dp-sgd", "dp-mf", "dp-mf+"):
-        rivals = [entry for entry in found.entries if entry.name == name and not entry.candidate.poisson]
+        rivals = [entry for entry in found.entries if entry.name == name and not entry.amplified]
         if rivals:
             rival = min(rivals, key=lambda entry: math.prod(values(entry)))
             shares = [math.sqrt(a / b) for a, b in zip(values(best), values(rival), strict=True)]
@@ -323,7 +323,7 @@ def _reasons(
             f"Independent noise is as good as any here, and keeps nothing from step to step: {others} would leave "
             f"{share[others]} of its noise in the model."
         ]
-    elif best.candidate.poisson:
+    elif best.amplified:
         words = [
             f"Independent noise on Poisson batches leaves {share[best.label]} of what DP-SGD leaves on batches in a "
             f"fixed order; the best correlated noise, {others}, would leave {share[others]}.",
@@ -340,7 +340,7 @@ def _reasons(
     words += [
         f"With Poisson batches DP-SGD would leave {share[entry.label]}: amplification brings less here."
         for entry in found.entries
-        if entry.candidate.poisson and entry is not best
+        if entry.amplified and entry is not best
     ]
     if best.gap is not None:
         words.append(

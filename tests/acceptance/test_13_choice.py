@@ -1,0 +1,50 @@
+"""Issue 13, which mechanism: what it must show. Each test prints what was measured beside what was asked."""
+
+import json
+import math
+
+import pytest
+
+import antiphase as ap
+from antiphase import accounting
+from tests.cli.conftest import plain, run  # noqa: F401
+
+STEPS, DELTA = 64, 1e-5
+PAIRS = [(0.5, 1 / 32), (1.0, 1 / 24), (3.0, 1 / 16)]  # ε, sampling rate
+
+
+@pytest.mark.long
+def test_the_best_number_of_bands_is_that_of_an_exhaustive_search(shown):
+    """Every other number of bands that the rate allows, with so little noise that it would be as good as the best, does
+    not keep the promise: by the accountant itself, for columns of norm 1."""
+    said = []
+    for epsilon, rate in PAIRS:
+        found = ap.best_bands("toeplitz", steps=STEPS, sampling_rate=rate, epsilon=epsilon, delta=DELTA)
+        assert found.mechanism.epsilon() <= epsilon
+        best = [p for p in range(1, round(1 / rate) + 1) if _promised(p, rate, found.expected * (1 + 1e-9)) <= epsilon]
+        said.append(f"ε = {epsilon:g}, rate 1/{1 / rate:.0f}: {found.bands} and {best}, {len(found.tried)} tried")
+        assert best == [found.bands]
+    shown("bands by search and by trying all, 64 steps", "; ".join(said), "the same for three (ε, rate)")
+
+
+def _promised(bands, rate, expected):
+    """ε of so many bands with so much expected squared noise."""
+    s = math.sqrt(expected / ap.design("toeplitz", steps=STEPS, bands=bands).error)
+    return accounting.poisson_epsilon(s, DELTA, sampling_rate=bands * rate, steps=-(-STEPS // bands))
+
+
+@pytest.mark.slow
+def test_the_frontier_is_what_brute_force_leaves(run, shown):  # noqa: F811
+    """The family at 256 steps: pairs of (noise, memory) and of (noise, time), each compared with every other."""
+    words = ["compare", "--steps", "256", "--epochs", "4", "--family", "--json"]
+    rows = json.loads(run(*words).out)["mechanisms"]
+    said = []
+    for cost, mark in (("noise_bytes", "memory_frontier"), ("step_seconds", "time_frontier")):
+        points = [(row["average"], row[cost]) for row in rows]
+        beaten = [any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points) for p in points]
+        left = [row["label"] for row, worse in zip(rows, beaten, strict=True) if not worse]
+        marked = [row["label"] for row in rows if row[mark]]
+        said.append(f"{mark.replace('_', ' ')}: {'; '.join(marked)}")
+        assert marked == left
+        assert 0 < len(marked) < len(rows)
+    shown(f"frontier of {len(rows)} mechanisms", " | ".join(said), "what no other beats, by brute force")
