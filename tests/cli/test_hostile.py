@@ -27,7 +27,7 @@ NOT_UNDERSTOOD = {
     "design toeplitz --steps 16 --sampler cyclic-poisson --epsilon 8 --delta 1e-5": "--sampling-rate",
     "design toeplitz --steps 16 --sampling-rate 0.1 --epsilon 8 --delta 1e-5": "--sampler",
     "design blt --steps 16 --sampler cyclic-poisson --sampling-rate 0.1 --epsilon 8 --delta 1e-5": "few bands",
-    "design toeplitz --steps 16 --epochs 2 --sampler cyclic-poisson --sampling-rate 0.1 --noise-multiplier 1": "--epochs",
+    "design toeplitz --steps 8 --epochs 2 --sampler cyclic-poisson --sampling-rate 1 --noise-multiplier 1": "--epochs",
     "design toeplitz --steps 16 --sampler cyclic-poisson --sampling-rate 0.1 --noise-multiplier 1": "--bands auto",
     "compare --steps 16 --sampler poisson": "--epsilon",
     "compare --steps 16 --sampler shuffled": "balls-in-bins",
