@@ -94,7 +94,7 @@ def mechanisms(cell: Cell) -> list[Mechanism]:
 
 
 def _design(cell: Cell) -> Factorization:
-    setting, options = _setting_of(cell), {"tau": cell["tau"]} if "tau" in cell else {}
+    setting, options = setting_of(cell), {"tau": cell["tau"]} if "tau" in cell else {}
     # Whoever is drawn anew for each step may be in any of them.
     who = min_separation(cell["steps"], apart=1) if "poisson" in cell else setting.participation
     return ap.design(cell["mechanism"], workload=setting.workload, participation=who, **options)
@@ -103,10 +103,10 @@ def _design(cell: Cell) -> Factorization:
 def _advised(cell: Cell) -> Factorization:
     """What `advise` recommends. It looks at public images alone; on batches in a fixed order it is the same for all ε,
     which scale the noise of all designs alike."""
-    return advise(_setting_of(cell), spectrum=public_spectrum(cell["clip_norm"])).best.factorization
+    return advise(setting_of(cell), spectrum=public_spectrum(cell["clip_norm"])).best.factorization
 
 
-def _setting_of(cell: Cell) -> Setting:
+def setting_of(cell: Cell) -> Setting:
     optimizer = {"learning_rates": cell["learning_rate"]}
     return Setting.of(cell["steps"], cell["epochs"], optimizer=optimizer, parameters=PARAMETERS)
 
