@@ -153,6 +153,8 @@ def test_many_rows_however_few_are_kept(rows):
         ("buffers, restarts", lambda step: step // 5 * 5),
         ("regenerated", lambda step: step),
         ("tree, plain", lambda step: 0),
+        ("moving, kept", lambda step: max(step - 8, 0)),
+        ("moving, drawn again", lambda step: step),
     ],
 )
 def test_no_more_is_made_again_than_what_came_after_the_last_restart(mechanism, restarts):
@@ -175,6 +177,11 @@ def test_what_is_kept_from_row_to_row():
         assert engine.memory == vectors * 4 * 3 * CHUNK, name
     streamed = ap.design("dp-mf", steps=T)
     assert engine_for(streamed, 1.0, 3 * CHUNK, 10**8).memory == streamed.buffers * 4 * 3 * CHUNK
+
+
+def test_four_earlier_normals_are_drawn_again_and_five_are_kept():
+    for bands, rows in ((2, 0), (5, 0), (6, 5)):
+        assert engine_for(ap.design("bisr", steps=T, bands=bands), 1.0, CHUNK, 10**8).memory == rows * 4 * CHUNK
 
 
 def test_64_diagonals_are_kept_and_65_are_drawn_again():
