@@ -141,13 +141,16 @@ class Trial:
         return SURVIVED
 
     def reaching(self, mutant):
-        """The tests that execute what was changed, the quickest first."""
-        lines = executed_with(mutant.source, mutant.line)
+        """The tests that execute what was changed, the quickest first; all of them, where none was seen to."""
+        lines, kernel = executed_with(mutant.source, mutant.line), kernel_at(mutant.source, mutant.line)
 
         def reaches(number):
-            return lines is None or not lines.isdisjoint(self.reach[number][1][mutant.file])
+            if lines is None or not lines.isdisjoint(self.reach[number][1][mutant.file]):
+                return True
+            return kernel is not None and f".{kernel}(" in self.items[number].path.read_text()
 
-        return sorted(filter(reaches, self.reach), key=lambda number: self.reach[number][0])
+        numbers = list(filter(reaches, self.reach)) or list(self.reach)
+        return sorted(numbers, key=lambda number: self.reach[number][0])
 
 
 def executed_with(source, line):
@@ -155,18 +158,28 @@ def executed_with(source, line):
     for the head of a function, and for a compiled function, which no tracer sees, the calls of it. None if it is
     executed on import."""
     tree = ast.parse(source)
-    around = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= n.end_lineno]
-    functions = [node for node in around if isinstance(node, ast.FunctionDef)]
-    if not functions:
+    around = statements_around(tree, line)
+    if not any(isinstance(node, ast.FunctionDef) for node in around):
         return None
-    if any("njit" in ast.unparse(decorator) for decorator in functions[0].decorator_list):
+    if kernel := kernel_at(source, line):
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        return {call.lineno for call in calls if getattr(call.func, "id", None) == functions[0].name}
+        return {call.lineno for call in calls if getattr(call.func, "id", None) == kernel}
     inner = max(around, key=lambda node: node.lineno)
     if isinstance(inner, ast.FunctionDef):
         return set(range(inner.body[0].lineno, inner.end_lineno + 1))
     last = inner.body[0].lineno - 1 if hasattr(inner, "body") else inner.end_lineno
     return set(range(inner.lineno, max(last, inner.lineno) + 1))
+
+
+def kernel_at(source, line):
+    """The name of the compiled function that this line is in, if it is in one."""
+    functions = [n for n in statements_around(ast.parse(source), line) if isinstance(n, ast.FunctionDef)]
+    compiled = functions and any("njit" in ast.unparse(decorator) for decorator in functions[0].decorator_list)
+    return functions[0].name if compiled else None
+
+
+def statements_around(tree, line):
+    return [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= n.end_lineno]
 
 
 def warm_up():
