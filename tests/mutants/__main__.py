@@ -134,8 +134,9 @@ class Trial:
         if not put_in(mutant):
             return SURVIVED
         for number in self.reaching(mutant):
-            signal.setitimer(signal.ITIMER_PROF, 10 + 5 * self.reach[number][0])  # of processor time; ends the process
-            signal.alarm(600)
+            seconds = self.reach[number][0]
+            signal.setitimer(signal.ITIMER_PROF, 10 + 5 * seconds)  # of processor time; ends the process
+            signal.alarm(90 + int(30 * seconds))  # threads may wait for one another for ever
             if not green(self.items[number]):
                 return KILLED
         return SURVIVED

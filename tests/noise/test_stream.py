@@ -180,8 +180,12 @@ def test_what_is_kept_from_row_to_row():
 
 
 def test_four_earlier_normals_are_drawn_again_and_five_are_kept():
+    """Also where there is memory for no more than that."""
     for bands, rows in ((2, 0), (5, 0), (6, 5)):
-        assert engine_for(ap.design("bisr", steps=T, bands=bands), 1.0, CHUNK, 10**8).memory == rows * 4 * CHUNK
+        needed = rows * 4 * CHUNK
+        assert engine_for(ap.design("bisr", steps=T, bands=bands), 1.0, CHUNK, needed).memory == needed
+    with pytest.raises(ValueError, match=f"an inverse of 6 diagonals keeps {needed} bytes"):
+        engine_for(ap.design("bisr", steps=T, bands=6), 1.0, CHUNK, needed - 1)
 
 
 def test_64_diagonals_are_kept_and_65_are_drawn_again():
@@ -506,10 +510,13 @@ def test_noise_is_written_to_the_place_itself_and_to_no_place_twice():
     m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
     stream = m.noise(4, key=ap.Key.insecure(1))
     spread = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (4,), (0,))
-    for bad in ([np.float32(0)] * 4, torch.zeros(1).expand(4), spread, ElsewhereTensor(), ListTensor()):
+    odd = [torch.zeros(4).to_sparse(), torch.zeros(4, dtype=torch.cfloat).conj()]  # torch refuses to show their memory
+    for bad in ([np.float32(0)] * 4, torch.zeros(1).expand(4), spread, ElsewhereTensor(), ListTensor(), *odd):
         with pytest.raises(ValueError, match="of its own memory"):
             stream.next(bad)
     assert stream.position == 0
+    with pytest.raises(ValueError, match="of its own memory"):
+        m.noise(2, key=ap.Key.insecure(1)).next(torch.zeros(1).expand(2))
     alone = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (1,), (0,))  # one place is one place
     assert m.noise(1, key=ap.Key.insecure(1)).next(alone)[0] != 0
     shared = torch.zeros(4)
@@ -556,6 +563,15 @@ def test_a_row_that_was_begun_in_the_background_is_the_same_row(name):
     ahead.prepare()
     with pytest.raises(ap.HorizonError):
         ahead.next()
+
+
+def test_one_thread_may_work_in_the_background():
+    stream = ap.calibrate(ap.design("dp-sgd", steps=2), noise_multiplier=1.0).noise(
+        WORTH_A_THREAD, key=ap.Key.insecure(1), threads=1
+    )
+    stream.prepare()
+    assert stream._pool._max_workers == 1, "and no more"
+    assert stream.next().all()
 
 
 def test_a_failure_in_the_background_is_not_passed_over(monkeypatch):
