@@ -56,6 +56,7 @@ ENGINES = {  # name: (factorization, the engine it must get, diagonals up to whi
     "buffers, blt": (lambda: ap.design("blt", steps=T, buffers=2), States, 64),
     "ring, banded": (lambda: ap.design("banded", steps=T, epochs=4, bands=6), Ring, 64),
     "moving, drawn again": (lambda: ap.design("lambda-cgd", steps=T), Moving, 64),
+    "moving, three drawn again": (lambda: ap.design("bisr", steps=T, bands=4), Moving, 64),
     "moving, kept": (lambda: ap.design("bisr", steps=T, bands=9), Moving, 64),
     "tree, full": (lambda: ap.design("tree", steps=T), States, 64),
     "tree, full, 27 steps": (lambda: ap.design("tree", steps=27), States, 64),
