@@ -34,6 +34,7 @@ def blocks(tau):
 
 def banded():
     C = np.eye(T) + 0.5 * np.eye(T, k=-1) - 0.2 * np.eye(T, k=-3)
+    C[5, 4], C[9, 8] = -1.0, 1.0  # not passed over, as zeros are
     return Dense("banded", ap.Workload.sgd(T), Average(), ap.once(), C)
 
 
@@ -462,7 +463,7 @@ KEY = ap.Key.insecure(0)
         (lambda: M.noise(3, key=b"secret"), "key = b'secret'"),
         (lambda: M.noise(3, key=KEY, run="7"), "run = '7'"),
         (lambda: M.noise(3, key=KEY, memory="much"), "memory = 'much'"),
-        (lambda: M.noise(3, key=KEY, memory=100), "memory = 100 bytes"),
+        (lambda: M.noise(3, key=KEY, memory=100), "memory = 100 bytes: .* four rows of noise, 16384 bytes"),
         (lambda: M.noise(3, key=KEY, threads=0), "threads = 0"),
         (lambda: M.noise(3, key=KEY).skip(-1), "count = -1"),
     ],
