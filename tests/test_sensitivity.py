@@ -106,6 +106,7 @@ def test_what_is_called_exact():
     for participation in (once(), min_separation(1, 1)):
         assert is_exact(np.array([[1.0, 1.0], [0.0, 1.0]]), participation)
     assert is_exact(np.eye(4), epochs(2, every=2), tolerance=0.0)
+    assert is_exact(np.array([[1.0, 1.0], [0.0, 1.0]]), epochs(2, every=1), tolerance=0.0), "nothing cancels"
     nearly = np.array([[1.0, -1e-6], [0.0, 1.0]])  # attained but for about 1e-6
     assert not is_exact(nearly, epochs(2, every=1))
     assert is_exact(nearly, epochs(2, every=1), tolerance=1e-5)
@@ -124,9 +125,9 @@ def test_columns_that_cancel_are_an_upper_bound_at_every_scale(scale):
 
 
 class NoGram:
-    """Columns too many for their Gram matrix."""
+    """Columns too many for their Gram matrix; neighbours share a row."""
 
-    steps = 6
+    steps, reach = 6, 2
 
     def squared_norms(self):
         return np.arange(1.0, 7.0)
@@ -142,6 +143,9 @@ def test_one_participation_needs_the_norms_alone():
 
 def test_columns_that_share_no_row_need_no_products():
     """Their squares add up, over the whole of the worst pattern; with one band more the products count."""
+    for participation in (epochs(3, every=2), min_separation(3, 2)):
+        assert sensitivity(NoGram(), participation) ** 2 == pytest.approx(2.0 + 4.0 + 6.0)
+        assert is_exact(NoGram(), participation)
     rng = np.random.default_rng(5)
     for bands in (3, 4):
         C = np.triu(np.tril(rng.normal(size=(11, 11))), 1 - bands)
@@ -150,7 +154,8 @@ def test_columns_that_share_no_row_need_no_products():
         for participation in (epochs(4, 3), min_separation(3, 3)):
             assert sensitivity(C, participation) >= brute.sensitivity(C, participation, rng) * (1 - 1e-12)
             assert is_exact(C, participation) == (bands == 3)
-    assert DenseColumns(np.ones((3, 2))).reach == 2
+    for rows, reach in ((np.ones((3, 2)), 2), (np.eye(3), 1), (np.zeros((2, 2)), 1)):
+        assert DenseColumns(rows).reach == reach
 
 
 def test_shifts_with_falling_coefficients_are_exact_and_others_are_not_taken_for_them():

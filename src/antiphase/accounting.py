@@ -159,7 +159,7 @@ def _log_delta(s: float, epsilon: float) -> float:
     x = epsilon * s - 0.5 / s
     if x < -5:  # δ is near 1
         far = math.exp(epsilon + float(scipy.special.log_ndtr(-x - 1 / s)))
-        return math.log(max(float(scipy.special.ndtr(-x)) - far, 1e-300))
+        return math.log(float(scipy.special.ndtr(-x)) - far)
     scale = math.sqrt(0.5)
     near = float(scipy.special.erfcx(x * scale))
     # PRIVACY: what the subtraction may have lost is added back.   [G7]

@@ -34,6 +34,7 @@ def blocks(tau):
 
 def banded():
     C = np.eye(T) + 0.5 * np.eye(T, k=-1) - 0.2 * np.eye(T, k=-3)
+    C[5, 4], C[9, 8] = -1.0, 1.0  # not passed over, as zeros are
     return Dense("banded", ap.Workload.sgd(T), Average(), ap.once(), C)
 
 
@@ -56,6 +57,7 @@ ENGINES = {  # name: (factorization, the engine it must get, diagonals up to whi
     "buffers, blt": (lambda: ap.design("blt", steps=T, buffers=2), States, 64),
     "ring, banded": (lambda: ap.design("banded", steps=T, epochs=4, bands=6), Ring, 64),
     "moving, drawn again": (lambda: ap.design("lambda-cgd", steps=T), Moving, 64),
+    "moving, three drawn again": (lambda: ap.design("bisr", steps=T, bands=4), Moving, 64),
     "moving, kept": (lambda: ap.design("bisr", steps=T, bands=9), Moving, 64),
     "tree, full": (lambda: ap.design("tree", steps=T), States, 64),
     "tree, full, 27 steps": (lambda: ap.design("tree", steps=27), States, 64),
@@ -153,6 +155,8 @@ def test_many_rows_however_few_are_kept(rows):
         ("buffers, restarts", lambda step: step // 5 * 5),
         ("regenerated", lambda step: step),
         ("tree, plain", lambda step: 0),
+        ("moving, kept", lambda step: max(step - 8, 0)),
+        ("moving, drawn again", lambda step: step),
     ],
 )
 def test_no_more_is_made_again_than_what_came_after_the_last_restart(mechanism, restarts):
@@ -175,6 +179,15 @@ def test_what_is_kept_from_row_to_row():
         assert engine.memory == vectors * 4 * 3 * CHUNK, name
     streamed = ap.design("dp-mf", steps=T)
     assert engine_for(streamed, 1.0, 3 * CHUNK, 10**8).memory == streamed.buffers * 4 * 3 * CHUNK
+
+
+def test_four_earlier_normals_are_drawn_again_and_five_are_kept():
+    """Also where there is memory for no more than that."""
+    for bands, rows in ((2, 0), (5, 0), (6, 5)):
+        needed = rows * 4 * CHUNK
+        assert engine_for(ap.design("bisr", steps=T, bands=bands), 1.0, CHUNK, needed).memory == needed
+    with pytest.raises(ValueError, match=f"an inverse of 6 diagonals keeps {needed} bytes"):
+        engine_for(ap.design("bisr", steps=T, bands=6), 1.0, CHUNK, needed - 1)
 
 
 def test_64_diagonals_are_kept_and_65_are_drawn_again():
@@ -450,7 +463,7 @@ KEY = ap.Key.insecure(0)
         (lambda: M.noise(3, key=b"secret"), "key = b'secret'"),
         (lambda: M.noise(3, key=KEY, run="7"), "run = '7'"),
         (lambda: M.noise(3, key=KEY, memory="much"), "memory = 'much'"),
-        (lambda: M.noise(3, key=KEY, memory=100), "memory = 100 bytes"),
+        (lambda: M.noise(3, key=KEY, memory=100), "memory = 100 bytes: .* four rows of noise, 16384 bytes"),
         (lambda: M.noise(3, key=KEY, threads=0), "threads = 0"),
         (lambda: M.noise(3, key=KEY).skip(-1), "count = -1"),
     ],
@@ -499,10 +512,13 @@ def test_noise_is_written_to_the_place_itself_and_to_no_place_twice():
     m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
     stream = m.noise(4, key=ap.Key.insecure(1))
     spread = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (4,), (0,))
-    for bad in ([np.float32(0)] * 4, torch.zeros(1).expand(4), spread, ElsewhereTensor(), ListTensor()):
+    odd = [torch.zeros(4).to_sparse(), torch.zeros(4, dtype=torch.cfloat).conj()]  # torch refuses to show their memory
+    for bad in ([np.float32(0)] * 4, torch.zeros(1).expand(4), spread, ElsewhereTensor(), ListTensor(), *odd):
         with pytest.raises(ValueError, match="of its own memory"):
             stream.next(bad)
     assert stream.position == 0
+    with pytest.raises(ValueError, match="of its own memory"):
+        m.noise(2, key=ap.Key.insecure(1)).next(torch.zeros(1).expand(2))
     alone = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (1,), (0,))  # one place is one place
     assert m.noise(1, key=ap.Key.insecure(1)).next(alone)[0] != 0
     shared = torch.zeros(4)
@@ -549,6 +565,15 @@ def test_a_row_that_was_begun_in_the_background_is_the_same_row(name):
     ahead.prepare()
     with pytest.raises(ap.HorizonError):
         ahead.next()
+
+
+def test_one_thread_may_work_in_the_background():
+    stream = ap.calibrate(ap.design("dp-sgd", steps=2), noise_multiplier=1.0).noise(
+        WORTH_A_THREAD, key=ap.Key.insecure(1), threads=1
+    )
+    stream.prepare()
+    assert stream._pool._max_workers == 1, "and no more"
+    assert stream.next().all()
 
 
 def test_a_failure_in_the_background_is_not_passed_over(monkeypatch):

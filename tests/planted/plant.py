@@ -20,6 +20,7 @@ from tests.planted.bugs import BUGS
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 600  # nothing takes longer, however broken the package is and however busy the machine
+TOGETHER = 2  # processes at a time
 GREEN, RED = 0, 1  # pytest's exit codes; all others mean that no test was run
 
 
@@ -53,20 +54,21 @@ def put_in(bug, package):
     path.write_text(text)
 
 
-def run(folder, tests):
-    """pytest's exit code for ``tests`` with the package in ``folder``, and what it printed."""
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(folder, tests))
+def run(folder, tests, name="tests"):
+    """pytest's exit code for ``tests`` with the package in ``folder``, and what it printed. Runs that share a folder
+    have names of their own."""
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(folder, tests, name))
     process.start()
     process.join(SECONDS)
     if process.is_alive():
         process.kill()
         process.join()
-    return process.exitcode, (folder / "log").read_text(errors="replace")
+    return process.exitcode, (folder / f"{name}.log").read_text(errors="replace")
 
 
-def _child(folder, tests):
+def _child(folder, tests, name):
     assert not any(name.split(".")[0] == "antiphase" for name in sys.modules)
-    with open(folder / "log", "w") as log:
+    with open(folder / f"{name}.log", "w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.environ |= {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
@@ -75,7 +77,7 @@ def _child(folder, tests):
     os.chdir(ROOT)
     import pytest
 
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder / 'tests'}", *tests])
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder / name}", *tests])
     here = Path(sys.modules["antiphase"].__file__).parent.parent
     sys.stdout.flush()
     os._exit(int(code) if here == folder else 99)
@@ -85,8 +87,12 @@ def main():
     folder = Path(sys.argv[1]).resolve()
     warm_up()
     whole = copy_of(ROOT / "src" / "antiphase", folder / "whole")
-    code, log = run(whole.parent, list(dict.fromkeys(bug.test for bug in BUGS)))
-    print(json.dumps({"green": code == GREEN, "log": "" if code == GREEN else log[-5000:]}), flush=True)
+    tests = list(dict.fromkeys(bug.test for bug in BUGS))
+
+    def unbroken(part):
+        """One test in `TOGETHER`, without a bug."""
+        code, log = run(whole.parent, tests[part::TOGETHER], f"part{part}")
+        return "" if code == GREEN else log[-5000:] or "no log"
 
     def planted(number):
         began, place = time.perf_counter(), folder / str(number)
@@ -99,7 +105,9 @@ def main():
             "log": "" if code == RED else log[-5000:],
         }  # fmt: skip
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        log = "".join(pool.map(unbroken, range(TOGETHER)))
+        print(json.dumps({"green": not log, "log": log}), flush=True)
         for done in pool.map(planted, range(len(BUGS))):
             print(json.dumps(done), flush=True)
 

@@ -213,7 +213,7 @@ class NoiseStream:
                 self._take()  # the engine is done with it, and may start anew
             row = np.empty(self._width, np.float32)
             self._broken = True
-            for step in range(max(self._engine.restart(target), 0), target):
+            for step in range(self._engine.restart(target), target):
                 self._make(step, row, self._threads)
             self._position = target
             self._broken = False
