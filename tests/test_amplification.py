@@ -9,6 +9,8 @@ import antiphase as ap
 from antiphase import accounting
 from antiphase.sensitivity import sensitivity
 
+pytestmark = pytest.mark.slow
+
 STEPS, TAU, RATE, DELTA = 32, 4, 0.05, 1e-5
 
 

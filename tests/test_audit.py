@@ -152,6 +152,7 @@ def test_claims_come_from_mechanisms_and_statements(mechanism):
         MechanismTrials(sampled)
 
 
+@pytest.mark.slow
 def test_what_was_found_says_what_it_can_and_cannot_show(tmp_path):
     quiet, loud = audit(normal(1.0)[0], CLAIM), audit(normal(2.0)[0], CLAIM)
     assert "No alarm proves nothing" in " ".join(str(quiet).split())

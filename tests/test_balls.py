@@ -8,6 +8,8 @@ from scipy.special import ndtr
 
 from antiphase import accounting, balls
 
+pytestmark = pytest.mark.slow
+
 
 def exact_delta(gram, s, epsilon, nodes=400):
     """Two bins or one, by integration: given ``w = u₁ − u₂``, ``L`` is ``u₂`` plus a constant, and the rest is the

@@ -9,6 +9,8 @@ import antiphase as ap
 from antiphase import accounting, bands
 from antiphase.sensitivity import sensitivity
 
+pytestmark = pytest.mark.slow
+
 RATE = 0.02
 PROMISE = {"epsilon": 1.0, "delta": 1e-6}  # tables of the privacy loss are short where noise is large
 

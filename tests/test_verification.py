@@ -44,6 +44,7 @@ DESIGNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), DESIGNS.values(), ids=DESIGNS)
 def test_what_we_design_is_what_it_claims(name, options):
     f = ap.design(name, steps=48, **options)

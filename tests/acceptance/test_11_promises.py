@@ -36,6 +36,7 @@ def functions(file):
     return {n.name: whole or any("mark.long" in ast.unparse(d) for d in n.decorator_list) for n in found}
 
 
+@pytest.mark.slow
 def test_every_hazard_has_a_test_that_runs_when_it_should(shown):
     """Rows 1 to 27 of docs/guarantees.md; those marked F have one that `make test` runs."""
     text = (TESTS.parent / "docs" / "guarantees.md").read_text()

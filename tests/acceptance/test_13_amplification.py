@@ -14,6 +14,8 @@ from antiphase.federated import Server
 from tests.test_balls import a_gram, exact_delta
 from tests.torch import test_sampled as sampled
 
+pytestmark = pytest.mark.slow
+
 DELTA = 1e-6
 CYCLIC = [(2048, 8, 469 / 60_000, 1.0), (2000, 20, 0.01, 0.8), (500, 5, 0.02, 2.0)]  # T, bands, rate, multiplier
 POISSON = [(2048, 469 / 60_000, 1.0), (2000, 0.01, 0.8), (1000, 0.004, 0.6)]

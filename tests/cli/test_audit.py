@@ -29,6 +29,7 @@ def trainers(tmp_path):
         (tmp_path / f"{name}.py").write_text(TRAINER.format(noise=noise))
 
 
+@pytest.mark.slow
 def test_a_mechanisms_own_noise(run, plan, tmp_path):
     done = run("audit", plan, "--trials", "2000", "--figure", "roc.png")
     assert done.code == 0, done.err
@@ -56,6 +57,7 @@ def test_a_function_of_the_users(run, trainers, plan):
     assert json.loads(run("audit", plan, "--one-run", "--json").out)["canaries"] == 4000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said", "code"),
     [

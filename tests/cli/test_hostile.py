@@ -121,6 +121,7 @@ def around(plan, tmp_path):
     (tmp_path / "full" / "thing").write_text("mine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", NOT_UNDERSTOOD)
 def test_not_understood(refused, around, words):
     said = refused(*words.split(), code=2)
@@ -128,6 +129,7 @@ def test_not_understood(refused, around, words):
     assert said.rstrip().endswith("--help")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", REFUSED)
 def test_refused(refused, around, words):
     assert REFUSED[words] in refused(*words.split(), code=1)

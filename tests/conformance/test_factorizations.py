@@ -11,6 +11,8 @@ from antiphase.objective import Average, Damped, Restarts
 from antiphase.sensitivity import sensitivity
 from tests import brute
 
+pytestmark = pytest.mark.slow
+
 T = 8
 RATES = np.linspace(1, 0.2, T)
 

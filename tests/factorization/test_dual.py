@@ -16,6 +16,7 @@ def random_problem(rng):
     return objective.root(workload), epochs(k, b)
 
 
+@pytest.mark.slow
 def test_the_bound_never_falls_and_the_feasible_point_is_feasible():
     """60 random problems: plain steps never lower the bound, and the result has sensitivity 1."""
     rng = np.random.default_rng(0)

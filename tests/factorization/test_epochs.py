@@ -52,6 +52,7 @@ def test_blocks_bound_and_gram_are_those_of_the_dense_formula(name):
     assert low <= exact.bound <= high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_optimum_is_that_of_the_dense_path(name):
     workload, every = CASES[name]

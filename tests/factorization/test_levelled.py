@@ -21,6 +21,7 @@ def test_reference_values(steps):
     assert f.gap <= 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [ap.epochs(2, every=4), ap.min_separation(2, 4)], ids=str)
 def test_no_encoder_beats_the_bound(participation):
     rng = np.random.default_rng(0)

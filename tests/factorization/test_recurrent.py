@@ -29,6 +29,7 @@ WORKLOADS = {
 EVERY = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS.keys())
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("objective", [Average(), Damped(0.9, final_weight=3.0)], ids=["average", "damped"])
 def test_the_stream_is_the_dense_optimum(workload, objective):

@@ -66,6 +66,7 @@ def test_for_the_maximum_error_the_square_root_is_the_best_toeplitz_encoder():
     assert found.error == pytest.approx(root.error, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [ap.once(), ap.epochs(4, 16), ap.min_separation(4, 12)], ids=str)
 def test_more_bands_and_more_buffers_are_better_and_everything_is_exact(participation):
     def error(name, **options):

@@ -76,6 +76,7 @@ def test_products_of_a_streams_columns_are_those_of_the_matrix(rows):
     assert ours.reach >= dense.reach
 
 
+@pytest.mark.slow
 def test_few_buffers_are_good_and_more_are_better():
     """Against the certified optimum; a general banded encoder of as many bands needs a vector for each."""
     gaps = [ap.design("dp-mf", steps=64, epochs=4, buffers=m).gap for m in (1, 2, 4)]

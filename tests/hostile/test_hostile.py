@@ -28,6 +28,7 @@ def test_damaged_files_are_refused(tmp_path):
     assert found["refused"] > 120
 
 
+@pytest.mark.slow
 def test_an_archive_that_would_fill_the_memory_is_refused_unread(tmp_path):
     """A quarter of a gigabyte of zeros takes 260 kB; data as they occur do not pack like that."""
     (tmp_path / "bomb.npz").write_bytes(damage.bombs()[0])

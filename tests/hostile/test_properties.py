@@ -36,6 +36,7 @@ def participations(draw):
 # ---- sensitivity ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @QUICK
 @given(encoders(), participations(), SEEDS)
 def test_rotations_change_no_sensitivity_and_more_rows_never_lower_it(C, participation, seed):

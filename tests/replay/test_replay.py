@@ -146,6 +146,7 @@ def compare(mode, count, folder, caplog, capsys):
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_a_few_neighbours(mode, tmp_path, caplog, capsys):
     compare(mode, 4, tmp_path, caplog, capsys)

@@ -18,6 +18,7 @@ def test_importing_charts_draws_nothing():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_the_noise_of_an_iterate_is_that_of_the_design():
     chart = charts.noise_per_iterate(sample.designs())
     f = sample.designs()["DP-MF"][1]

@@ -49,6 +49,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loop_is_the_engine(images, kind):
     """The engine designs and calibrates by itself; batches, noise and clipping come out alike."""
@@ -66,6 +67,7 @@ def test_on_poisson_samples_the_loop_is_opacus(images):
     np.testing.assert_allclose(ours, engine, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_noise_nothing_else_is_left_out(images):
     """Clipping alone, and plain SGD, against torch's own gradients."""
     seen, _ = mnist.examples()
@@ -132,6 +134,7 @@ def made_up(one):
     return {"private": [{"accuracies": accuracies(e)} for e in one["epsilons"]], "design": "<a design>"}
 
 
+@pytest.mark.slow
 def test_tables_and_figures_come_from_the_record(tmp_path):
     found = [(one, made_up(one)) for one in mnist.cells(full=False)]
     record = json.loads(json.dumps({"summary": mnist.summary(found, full=False), "settings": {}}))

@@ -208,6 +208,7 @@ def crowd(tmp_path, monkeypatch):
     text._texts.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("crowd")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_study_has_what_a_study_has(name):

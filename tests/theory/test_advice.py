@@ -92,6 +92,7 @@ def test_what_it_says_is_data_too():
     assert set(found["noise"]) == {row["label"] for row in found["comparison"]["mechanisms"]}
 
 
+@pytest.mark.slow
 def test_a_known_quadratic_is_judged_by_its_expectation():
     """What it predicts is what `exact` says of the design, and no candidate in its list does better."""
     problem = Quadratic([0.1, 1.0, 4.0], optimum=1.0)
@@ -113,6 +114,7 @@ def test_a_known_quadratic_is_judged_by_its_expectation():
             assert gain.share == pytest.approx(found.noise[found.best.label] / found.noise[gain.over])
 
 
+@pytest.mark.slow
 def test_damping_is_what_the_design_has():
     setting = Setting.of(64, optimizer={"learning_rates": 0.1})
     found = advise(setting, spectrum=Quadratic(np.full(3, 4.0)), judge="average")  # one curvature: damping is exact
@@ -125,6 +127,7 @@ def test_damping_is_what_the_design_has():
     assert flat.damping == (1.0, 8.0)
 
 
+@pytest.mark.slow
 def test_an_estimate_stands_for_a_range():
     """Gains have a range, which holds what the spectrum itself would give; and it says that it is an estimate."""
     values = np.geomspace(0.001, 1.0, 10)
@@ -143,6 +146,7 @@ def test_an_estimate_stands_for_a_range():
     assert "batch size" in found.reasons[-1]
 
 
+@pytest.mark.slow
 def test_learning_rates_come_from_the_same_expectation():
     problem = Quadratic.paper(20, 4.0)
     setting = Setting.of(200, optimizer={"learning_rates": 0.01})

@@ -65,6 +65,7 @@ RATE = 0.3
 # ---- exact values ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOISE_256)
 def test_independent_values(name):
     """Streams, few diagonals (dp-sgd, chess) and the dense way (anti-pgd), all against the oracle."""
@@ -93,6 +94,7 @@ def test_plain_sgd_in_closed_form():
     assert found.gap.noise == pytest.approx(found.gradient.noise / (2 * h), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -116,6 +118,7 @@ def test_the_recurrence_agrees_with_the_dense_formula(workload, name, options):
     assert streamed == pytest.approx(quadratic.dense_variances(f, scaled, spectrum), rel=1e-10, abs=1e-13)
 
 
+@pytest.mark.slow
 def test_the_recurrence_agrees_with_the_dense_formula_over_many_steps():
     """No error builds up: 700 steps, restarts and a short last stretch, curvatures next to 0."""
     spectrum = np.array([1e-6, 1e-3, 0.5, 1.9])
@@ -244,6 +247,7 @@ def test_the_optimizer_is_torchs():
     assert simulate(f, problem, learning_rate=RATE, noise=0.0, seed=1).gradient[0] == pytest.approx(found, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_the_virtual_sequence_of_independent_noise_in_closed_form():
     """Never restarted, ``E‖x̃_t‖² = γ²σ² Σ_{k<t} (1 − ρ^k)²`` from the optimum: it drifts away (appendix E.3)."""
     h, gamma, runs = 1.5, 0.2, 6000
@@ -284,6 +288,7 @@ def test_the_curvature_objective_is_the_exact_expectation(workload):
     assert RATE**2 * best.lower_bound <= least <= noise.sum() * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_the_best_damping_is_near_the_optimum_for_the_spectrum():
     """On the paper's spectrum within 1 % of the certified optimum, and better than none and than all of it."""
     steps, gamma = 300, 0.01
@@ -304,6 +309,7 @@ def test_the_best_damping_is_near_the_optimum_for_the_spectrum():
         assert choice.value <= value * (1 + 1e-3)  # buffers="auto" keeps to 0.1 %
 
 
+@pytest.mark.slow
 def test_a_final_weight_is_chosen_where_the_last_iterate_counts():
     problem = Quadratic([0.1, 1.0, 3.0])
     weights = (1.0, 3.0, 10.0)
@@ -314,6 +320,7 @@ def test_a_final_weight_is_chosen_where_the_last_iterate_counts():
     assert {w for _, w, _ in found.tried} == set(weights)
 
 
+@pytest.mark.slow
 def test_damping_with_momentum():
     """Chosen for the workload in use; no worse than the same without damping, or designed for plain SGD."""
     workload = ap.Workload.sgd(80, momentum=0.9)

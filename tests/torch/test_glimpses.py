@@ -69,6 +69,7 @@ def test_the_noise_is_the_whole_batchs(images, glimpse):
     assert float(net[1].weight.grad.std()) == pytest.approx(1000 / 50, rel=0.03)
 
 
+@pytest.mark.slow
 def test_what_is_learnt_is_a_function_of_the_seed(images):
     f = ap.design("dp-mf+", steps=80, epochs=20)
     first, again, other = (train(dataclasses.replace(HOW, seed=s, noise_multiplier=30.0), f, images) for s in (1, 1, 2))

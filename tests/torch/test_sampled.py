@@ -12,6 +12,8 @@ import antiphase as ap
 from antiphase.torch import PrivacyEngine
 from antiphase.torch.sampling import BallsInBins, CyclicPoisson, FixedOrder, sampler_for
 
+pytestmark = pytest.mark.slow
+
 STEPS, SIZE = 16, 64
 
 

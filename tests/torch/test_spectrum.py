@@ -43,6 +43,7 @@ def dense(net, loss, inputs, targets, matrix="hessian"):
     return (J.T @ H @ J).detach().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("matrix", ["hessian", "gauss-newton"])
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 def test_the_largest_eigenvalue(matrix, dtype, near):
@@ -58,6 +59,7 @@ def test_the_largest_eigenvalue(matrix, dtype, near):
         assert found.least > -1e-6 * exact[-1]
 
 
+@pytest.mark.slow
 def test_spectral_moments_within_sampling_error():
     """``Σ weight·value^p`` is the trace of ``G^p``: a mean over probes, within four of its standard errors."""
     parts = setting()
@@ -78,6 +80,7 @@ def test_all_eigenvalues_where_there_are_steps_enough():
     np.testing.assert_allclose(np.sort(found.values), np.array([1.0, 4.0, 9.0]) * 2 / 3, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip_norm", [0.3, 1e9])
 def test_clipped_gradients_see_less_curvature(clip_norm):
     """Each example counts by its clip factor; a clip norm that no gradient reaches changes nothing."""
