@@ -23,6 +23,7 @@ T, D = 32, 20_000
 RUN = "0123456789abcdef" * 2
 
 
+AVERAGED = ap.Workload.sgd(T, momentum=0.9).with_ema(0.9)  # three vectors a node
 NESTEROV = ap.Workload.sgd(T, momentum=0.9, nesterov=True, delay=2, learning_rates=[1.0] * (T - 3) + [0.0] * 3)
 GAPS = ap.Workload.sgd(T, learning_rates=[1.0, 0.0, 1.0, 1.0] * (T // 4), weight_decay=0.1)
 
@@ -51,6 +52,7 @@ ENGINES = {  # name: (factorization, the engine it must get, diagonals up to whi
     "buffers, exact": (lambda: ap.design("dp-mf", steps=T, buffers="exact"), States, 64),
     "buffers, restarts": (lambda: ap.design("dp-mf+", steps=T, tau=5), States, 64),
     "buffers, momentum": (lambda: ap.design("dp-mf", workload=ap.Workload.sgd(T, momentum=0.9)), States, 64),
+    "buffers, momentum and average": (lambda: ap.design("dp-mf", workload=AVERAGED), States, 64),
     "buffers, nesterov and idle steps": (lambda: ap.design("dp-mf", workload=NESTEROV), States, 64),
     "buffers, idle steps": (lambda: ap.design("dp-mf", workload=GAPS), States, 64),
     "buffers, windows": (lambda: ap.design("dp-mf", steps=T, epochs=4, buffers=3), States, 64),

@@ -87,7 +87,7 @@ def _memory(generator: Any) -> NDArray[np.uint64]:
 @cache
 def _counter_is_known() -> bool:
     """Whether a generator whose counter was overwritten goes on as a new one with that counter would."""
-    key, block = 0x0F1E2D3C4B5A69788796A5B4C3D2E1F0, (7 << 112) + (5 << 64) + 2**63 + 9
+    key, block = 0x0F1E2D3C4B5A69788796A5B4C3D2E1F0, 0x0007_0000_0000_0005_8000_0000_0000_0009
     moved, new = AESCounter(key=key, counter=3), AESCounter(key=key, counter=block)
     moved.random_raw(3)
     state = moved.state["s"]
