@@ -27,7 +27,7 @@ from benchmarks.asking import Run
 from benchmarks.peers import PeerError
 
 QUESTIONS = ("design", "epochs", "memory", "families", "noise", "step", "accounting", "starting")
-LONGEST, ON_ONE_CORE = "epochs", ("design", "memory", "families")
+LONGEST, ON_ONE_CORE = "epochs", ("design", "memory", "families", "accounting")
 ROOT = Path(__file__).parents[1]
 
 
@@ -56,29 +56,31 @@ class Beside:
         return json.loads(said)[self.name]
 
 
-def measured(names, full, console):
+def measured(names, full, console, keep):
     """The record of each question, in the order asked; those that failed are left out, and said.
 
     The peer's designs for several epochs take longer than all others together, on one core; so they have one of their
-    own, and what depends on a quiet machine waits for them.
+    own, and what depends on a quiet machine waits for them. ``keep`` is called with each record as soon as it is there.
     """
     several = len(set(names) - {LONGEST}) > 0 and hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
     if LONGEST not in names or not several:
-        return _in_turn(names, full, console)
+        return _in_turn(names, full, console, keep)
     beside = Beside(LONGEST, full)
-    records, failed = _in_turn([name for name in names if name in ON_ONE_CORE], full, console)
+    records, failed = _in_turn([name for name in names if name in ON_ONE_CORE], full, console, keep)
     try:
         with console.status(question(LONGEST).TITLE):
             records[LONGEST] = beside.record()
+        keep(LONGEST, records[LONGEST])
         console.print(f"{question(LONGEST).TITLE}: {records[LONGEST]['took']:.0f} s, beside the others")
     except PeerError as error:
         failed.append(LONGEST)
         console.print(f"{question(LONGEST).TITLE}: not measured. {error}")
-    more, also = _in_turn([name for name in names if name not in (*ON_ONE_CORE, LONGEST)], full, console)
+    alone = [name for name in names if name not in (*ON_ONE_CORE, LONGEST)]
+    more, also = _in_turn(alone, full, console, keep)
     return {name: (records | more)[name] for name in names if name in records or name in more}, failed + also
 
 
-def _in_turn(names, full, console):
+def _in_turn(names, full, console, keep):
     records, failed = {}, []
     for name in names:
         asked = question(name)
@@ -92,6 +94,7 @@ def _in_turn(names, full, console):
                 console.print(f"{asked.TITLE}: not measured. {error}")
                 continue
             records[name]["took"] = round(time.perf_counter() - began, 1)
+            keep(name, records[name])
         console.print(f"{asked.TITLE}: {records[name]['took']:.0f} s")
     return records, failed
 
@@ -136,19 +139,23 @@ def main():
     if arguments.page_only:
         page.write(json.loads(arguments.output.read_text()), ROOT / "docs")
         return 0
-    before = json.loads(arguments.output.read_text())["questions"] if arguments.output.exists() else {}
-    records, failed = measured(names, arguments.full, Console(stderr=True))
-    kept = {name: records.get(name, before.get(name)) for name in QUESTIONS if name in records or name in before}
-    whole = {
-        "command": "python -m benchmarks" + " --full" * arguments.full,
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()},
-        "questions": kept,
-    }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    files.write_bytes(arguments.output, json.dumps(whole, ensure_ascii=False, indent=1).encode())
+
+    def keep(name, record):
+        """What is measured is on the disk, beside what was there before."""
+        known = json.loads(arguments.output.read_text())["questions"] if arguments.output.exists() else {}
+        known[name] = record
+        whole = {
+            "command": "python -m benchmarks" + " --full" * arguments.full,
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()},
+            "questions": {name: known[name] for name in QUESTIONS if name in known},
+        }
+        files.write_bytes(arguments.output, json.dumps(whole, ensure_ascii=False, indent=1).encode())
+
+    records, failed = measured(names, arguments.full, Console(stderr=True), keep)
     if arguments.page:
-        page.write(whole, ROOT / "docs")
+        page.write(json.loads(arguments.output.read_text()), ROOT / "docs")
     if arguments.json:
         print(json.dumps(records, ensure_ascii=False))
         holds = all(claim.holds for name in records for claim in question(name).claims(records[name]))

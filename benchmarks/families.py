@@ -19,7 +19,10 @@ FORMS = {  # of ours, and what the peer is asked for
     "banded, 16 bands": ("banded", {"bands": 16}, "banded"),
     "banded, 64 bands": ("banded", {"bands": 64}, "banded"),
 }
-LONG = {(4096, "banded, 16 bands"), (4096, "banded, 64 bands"), (1024, "banded, 64 bands")}  # minutes, of the peer's
+LONG = {  # minutes, of the peer's
+    (1024, "banded, 64 bands"),
+    *((4096, form) for form in ("Toeplitz, all coefficients", "banded, 16 bands", "banded, 64 bands")),
+}
 OPAKE = ("BLT, 2 buffers", "BLT, 4 buffers", "Toeplitz, 16 bands", "Toeplitz, 64 bands")
 PEER = {"jax-privacy": "JAX Privacy", "opake": "opake"}
 NO_WORSE = 1.001

@@ -70,7 +70,7 @@ def _asking(worker, name, d):
     return lambda: worker.ask("row", name=name, parameters=d)["seconds"]
 
 
-def _stream(factorization, d, key=None, threads=None, memory="512MB"):
+def _stream(factorization, d, key=None, threads=None, memory="1GB"):
     mechanism = ap.calibrate(factorization, noise_multiplier=1.0)
     return mechanism.noise(d, key=key or ap.Key.generate(), threads=threads or len(peers.cores()), memory=memory)
 

@@ -18,7 +18,8 @@ IMPORT, HELP = 0.5, 1.0
 
 
 def measure(run):
-    run.say("starting, eleven times each")
+    repetitions = 10 if run.full else 4
+    run.say(f"starting, {repetitions + 1} times each")
     theirs = str(peers.environment("jax-privacy"))
     command = str(Path(sys.executable).with_name("antiphase"))
     works = {
@@ -29,7 +30,7 @@ def measure(run):
         "import opacus": _process(sys.executable, "-c", "import opacus"),
         "import jax_privacy": _process(theirs, "-c", "import jax_privacy"),
     }
-    taken = {name: timing.json() for name, timing in in_turn(works, 10).items()}
+    taken = {name: timing.json() for name, timing in in_turn(works, repetitions).items()}
     site = Path(peers.environment("jax-privacy")).parents[1]
     return {
         "seconds": taken,
