@@ -23,7 +23,7 @@ def measure(run):
     with OnOneCore():
         ours = design.ours_at(SIZES[run.full], run, EPOCHS, repetitions=2, kinds=["exact"])
         run.say(f"antiphase, search alone, {SEARCH_EPOCHS} epochs, T up to {SEARCHED[-1]:,}")
-        found = searched(SEARCHED if run.full else SEARCHED[:-1], repetitions=1)
+        found = searched(SEARCHED if run.full else SEARCHED[:-2], repetitions=1)
     with peers.Worker("jax-privacy", core=peers.cores()[0]) as worker:
         theirs = design.theirs_at(SIZES[run.full], EPOCHS, worker, ours, run)
     return {"epochs": EPOCHS, "ours": ours, "theirs": theirs, "searched": found, "peer": worker.hello}

@@ -191,7 +191,7 @@ def measure(run):
         run.say(f"step: {name}")
         rows.append(stepped(name, quick=not run.full))
     run.say("epochs")
-    names = ["logistic, batch 64, hooks", "transformer, batch 64, hooks", "cnn, batch 64, ghost"]
+    names = ["logistic, batch 64, hooks", "transformer, batch 64, hooks"] + ["cnn, batch 64, ghost"] * run.full
     return {"rows": rows, "epochs": [epoch_of(name, 9 if run.full else 3) for name in names], "batches": EPOCH}
 
 
