@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -35,25 +36,55 @@ def question(name):
     return importlib.import_module(f"benchmarks.{name}")
 
 
+class Book:
+    """Each record is on the disk as soon as it is there, beside those of earlier runs."""
+
+    def __init__(self, path, full):
+        self._path, self._full, self._writing = path, full, threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def keep(self, name, record):
+        with self._writing:
+            known = json.loads(self._path.read_text())["questions"] if self._path.exists() else {}
+            known[name] = record
+            machine = {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()}
+            whole = {
+                "command": "python -m benchmarks" + " --full" * self._full,
+                "date": time.strftime("%Y-%m-%d"),
+                "machine": machine,
+                "questions": {name: known[name] for name in QUESTIONS if name in known},
+            }
+            files.write_bytes(self._path, json.dumps(whole, ensure_ascii=False, indent=1).encode())
+
+
 class Beside:
     """A question that a process of its own measures on the last core, while others are measured on the first."""
 
-    def __init__(self, name, full):
-        self.name, self._before = name, os.sched_getaffinity(0)
+    def __init__(self, name, full, keep):
+        self.name, self._keep, self._before = name, keep, os.sched_getaffinity(0)
         self._folder = tempfile.TemporaryDirectory()
         command = [sys.executable, "-m", "benchmarks", name, "--json", "--output", f"{self._folder.name}/record.json"]
         os.sched_setaffinity(0, {max(self._before)})  # which the process inherits
         self._process = subprocess.Popen(command + ["--full"] * full, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         os.sched_setaffinity(0, {min(self._before)})
+        self._record = None
+        self._waiting = threading.Thread(target=self._wait)
+        self._waiting.start()
+
+    def _wait(self):
+        said, _ = self._process.communicate()
+        self._folder.cleanup()
+        if self._process.returncode in (0, 1):
+            self._record = json.loads(said)[self.name]
+            self._keep(self.name, self._record)
 
     def record(self):
         """What was measured, once it is."""
-        said, _ = self._process.communicate()
+        self._waiting.join()
         os.sched_setaffinity(0, self._before)
-        self._folder.cleanup()
-        if self._process.returncode not in (0, 1):
+        if self._record is None:
             raise PeerError(f"measured in a process of its own, which ended with code {self._process.returncode}")
-        return json.loads(said)[self.name]
+        return self._record
 
 
 def measured(names, full, console, keep):
@@ -65,12 +96,11 @@ def measured(names, full, console, keep):
     several = len(set(names) - {LONGEST}) > 0 and hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
     if LONGEST not in names or not several:
         return _in_turn(names, full, console, keep)
-    beside = Beside(LONGEST, full)
+    beside = Beside(LONGEST, full, keep)
     records, failed = _in_turn([name for name in names if name in ON_ONE_CORE], full, console, keep)
     try:
         with console.status(question(LONGEST).TITLE):
             records[LONGEST] = beside.record()
-        keep(LONGEST, records[LONGEST])
         console.print(f"{question(LONGEST).TITLE}: {records[LONGEST]['took']:.0f} s, beside the others")
     except PeerError as error:
         failed.append(LONGEST)
@@ -139,21 +169,8 @@ def main():
     if arguments.page_only:
         page.write(json.loads(arguments.output.read_text()), ROOT / "docs")
         return 0
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-
-    def keep(name, record):
-        """What is measured is on the disk, beside what was there before."""
-        known = json.loads(arguments.output.read_text())["questions"] if arguments.output.exists() else {}
-        known[name] = record
-        whole = {
-            "command": "python -m benchmarks" + " --full" * arguments.full,
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()},
-            "questions": {name: known[name] for name in QUESTIONS if name in known},
-        }
-        files.write_bytes(arguments.output, json.dumps(whole, ensure_ascii=False, indent=1).encode())
-
-    records, failed = measured(names, arguments.full, Console(stderr=True), keep)
+    book = Book(arguments.output, arguments.full)
+    records, failed = measured(names, arguments.full, Console(stderr=True), book.keep)
     if arguments.page:
         page.write(json.loads(arguments.output.read_text()), ROOT / "docs")
     if arguments.json:

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from benchmarks import design, page, peers, timing
-from benchmarks.__main__ import QUESTIONS
+from benchmarks.__main__ import QUESTIONS, Book
 from benchmarks.asking import Claim, Loss, excess, optimum
 
 import antiphase as ap
@@ -79,6 +79,15 @@ def test_errors_of_others_are_recomputed():
     assert excess(ap.design("dp-mf", steps=64, buffers="exact").encoder(), 1, best) == pytest.approx(0, abs=1e-8)
     assert excess(np.eye(64), 1, best) == pytest.approx(64 * 65 / 2 / best - 1)
     assert excess(np.eye(64), 4, 1.0) == pytest.approx(4 * 64 * 65 / 2 - 1)
+
+
+def test_records_are_kept_as_they_come_beside_earlier_ones(tmp_path):
+    path = tmp_path / "deeper" / "benchmarks.json"
+    Book(path, full=True).keep("noise", {"took": 1})
+    Book(path, full=False).keep("design", {"took": 2})
+    kept = json.loads(path.read_text())
+    assert kept["questions"] == {"design": {"took": 2}, "noise": {"took": 1}}  # in the order of the page
+    assert kept["command"] == "python -m benchmarks"
 
 
 def test_versions_of_peers_are_pinned():
