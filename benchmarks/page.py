@@ -5,7 +5,7 @@ from pathlib import Path
 
 HEAD = """# Side by side with the peers
 
-`make bench` measures antiphase and its peers on the same work, in one run; `make bench-full` has larger sizes. Peers
+`make bench` measures antiphase and its peers on the same work, each question in one run; `make bench-full` has larger sizes. Peers
 are used as their documentation says, at their defaults; errors of their encoders are recomputed here in float64. Both
 sides take turns wherever a measurement is short enough to be repeated, the first call is left out and reported apart,
 and what is compared is the ratio: seconds are those of {cores} cores of a shared machine ({processor}, Python {python},
