@@ -5,11 +5,11 @@ from pathlib import Path
 
 HEAD = """# Side by side with the peers
 
-`make bench` measures antiphase and its peers on the same work, each question in one run; `make bench-full` has larger sizes. Peers
-are used as their documentation says, at their defaults; errors of their encoders are recomputed here in float64. Both
-sides take turns wherever a measurement is short enough to be repeated, the first call is left out and reported apart,
-and what is compared is the ratio: seconds are those of {cores} cores of a shared machine ({processor}, Python {python},
-{date}). The record is `results/benchmarks.json`, and this page is drawn from it.
+`make bench` measures antiphase and its peers on the same work, each question in one run; `make bench-full` has larger
+sizes. Peers are used as their documentation says, at their defaults; errors of their encoders are recomputed here in
+float64. Both sides take turns wherever a measurement is short enough to be repeated, the first call is left out and
+reported apart, and what is compared is the ratio: seconds are those of {cores} cores of a shared machine ({processor},
+Python {python}, {date}). The record is `results/benchmarks.json`, and this page is drawn from it.
 
 ## What is asked, and what was measured
 
