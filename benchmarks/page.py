@@ -39,10 +39,6 @@ def write(record, docs: Path) -> Path:
     return path
 
 
-def _line(what, measured, asked, holds) -> str:
-    return f"| {what} | {measured} | {asked} | {'holds' if holds else '**does not hold**'} |"
-
-
 def _section(module, record, figures: Path) -> str:
     drawn = [path for path in module.draw(record, figures) if path.suffix == ".svg"]
     for path in figures.glob("benchmark-*.png"):

@@ -98,10 +98,17 @@ def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_weights(tmp_path):
     assert len(ledgers[0]) == 24 * 16  # each step once
 
 
+def run_the_page(name, blocks):
+    """All the Python of a page of the documentation, one block after the other."""
+    found = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
+    assert len(found) == blocks
+    names: dict = {}
+    for i, code in enumerate(found):
+        exec(compile(code, f"{name}, block {i + 1}", "exec"), names)  # noqa: S102
+
+
 def test_the_python_on_the_page_about_sampled_batches_runs(capsys):
-    page = (ROOT / "docs" / "sampling.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(compile(code, "sampling.md", "exec"), {})  # noqa: S102
+    run_the_page("sampling.md", blocks=1)
     bands, epsilon = capsys.readouterr().out.splitlines()
     assert int(bands.split()[0]) > 1
     assert 7.9 < float(epsilon) <= 8
@@ -109,12 +116,7 @@ def test_the_python_on_the_page_about_sampled_batches_runs(capsys):
 
 def test_the_python_on_the_page_for_users_of_opacus_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "from-opacus.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 8
-    names: dict = {}
-    for i, code in enumerate(blocks):
-        exec(compile(code, f"from-opacus.md, block {i + 1}", "exec"), names)  # noqa: S102
+    run_the_page("from-opacus.md", blocks=8)
     printed = capsys.readouterr().out
     assert [round(float(line), 1) for line in printed.splitlines()[:3]] == [2.6, 3.7, 4.4]
     for words in (

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,17 +15,14 @@ from antiphase import accounting
 from antiphase._checks import Array
 from antiphase.amplification import AMPLIFIED, SAMPLERS, adjacency_factor
 from antiphase.bands import WIDTHS, best_bands, cyclic
+from antiphase.cost import kept_bytes, padded, seconds_a_row
 from antiphase.design import design, names
 from antiphase.errors import AntiphaseError
 from antiphase.factorization.base import Factorization
 from antiphase.mechanism import Mechanism, calibrate
-from antiphase.noise import Key
 from antiphase.objective import Average, Objective
 from antiphase.participation import Participation, from_epochs
 from antiphase.workload import Workload
-
-if TYPE_CHECKING:
-    from antiphase.noise.stream import NoiseStream
 
 Progress = Callable[[str, int, int, float | None], None]  # what, how many are done, of how many, gap so far
 
@@ -48,10 +45,6 @@ LABELS = {
 }
 SAMPLED = {"poisson": "Poisson batches", "cyclic-poisson": "cyclic Poisson", "balls-in-bins": "balls in bins"}
 SYMBOLS = {"tau": "τ", "rho": "ρ", "final_weight": "final weight", "correlation": "λ"}
-MEASURED = 8192  # numbers a row of noise has where making it takes long: the time is proportional
-ENOUGH = 128  # rows of such a stream that are timed
-WIDEST = 1 << 21  # numbers a row has that is timed elsewhere; for larger models, too, the time is proportional
-MEMORY = 512_000_000  # bytes that noise keeps, where it has a choice; and bytes that a measurement may take
 
 
 @dataclass(frozen=True)
@@ -378,7 +371,7 @@ def compare(
         try:
             done, mechanism, reason = _made(setting, candidate, tolerance, report)
             seconds = time.perf_counter() - began
-            made.append((done, mechanism, reason, seconds, _noise_bytes(mechanism, setting.parameters)))
+            made.append((done, mechanism, reason, seconds, kept_bytes(mechanism, setting.parameters)))
         except REFUSALS as error:
             refused[candidate.label] = str(error) or type(error).__name__
         except KeyboardInterrupt:
@@ -400,7 +393,7 @@ def compare(
     for candidate, mechanism, reason, seconds, memory in made:
         row = math.nan
         try:
-            row = _step_seconds(mechanism, setting.parameters, memory) if measure and not stopped else row
+            row = seconds_a_row(mechanism, setting.parameters, memory) if measure and not stopped else row
         except KeyboardInterrupt:
             stopped = True
         entries.append(_entry(setting, candidate, mechanism, optimum, (seconds, memory, row), reason))
@@ -516,57 +509,4 @@ def _entry(
             multiplier = accounting.gaussian_noise_multiplier(setting.epsilon, setting.delta)
             multiplier *= adjacency_factor(setting.adjacency)
         over = float(np.sum(deviation**2) / (multiplier**2 * optimum))
-    return Entry(candidate, mechanism, deviation, over, *cost, unamplified, 4 * _padded(setting.parameters))
-
-
-def _padded(parameters: int) -> int:
-    from antiphase.noise.normals import CHUNK
-
-    return -(-parameters // CHUNK) * CHUNK
-
-
-def _noise_bytes(mechanism: Mechanism, parameters: int) -> int:
-    """What the noise keeps from step to step: seen at a small model, for it is proportional."""
-    from antiphase.noise.stream import engine_for
-
-    whole, width = _padded(parameters), min(_padded(parameters), MEASURED)
-    needed = engine_for(mechanism.factorization, mechanism.noise_scale, width, 1 << 60).memory // width * whole
-    if _is_regenerated(mechanism):  # as many rows as there is room for, at least four
-        return min(needed, max(MEMORY // (16 * whole), 1) * 16 * whole)
-    return needed
-
-
-def _is_regenerated(mechanism: Mechanism) -> bool:
-    from antiphase.noise.engines import Regenerated
-    from antiphase.noise.normals import CHUNK
-    from antiphase.noise.stream import engine_for
-
-    return isinstance(engine_for(mechanism.factorization, mechanism.noise_scale, CHUNK, 1 << 60), Regenerated)
-
-
-def _step_seconds(mechanism: Mechanism, parameters: int, memory: int) -> float:
-    """Seconds for a row of noise, where it takes longest; measured at a smaller model where this one is large."""
-
-    def stream(width: int, budget: int = 2 * MEMORY) -> NoiseStream:
-        return mechanism.noise(width, key=Key.insecure(0), memory=budget)  # nothing is released
-
-    whole = _padded(parameters)
-    if not _is_regenerated(mechanism):
-        width = max(min(parameters, WIDEST, MEMORY * whole // max(memory, 1)), 1)
-        stream(width).next()  # what takes time but once
-        return parameters / width * float(np.median(_times(stream(width), min(mechanism.steps, 12))))
-    # All earlier normals are drawn again for a block of rows: the last block takes longest.
-    rows = min(mechanism.steps, ENOUGH, memory // (4 * whole))
-    width = min(whole, MEASURED)
-    last = stream(width, 4 * width * max(rows, 4))
-    last.skip(mechanism.steps - rows)
-    return whole / width * sum(_times(last, rows)) / rows
-
-
-def _times(stream: NoiseStream, rows: int) -> list[float]:
-    times = []
-    for _ in range(rows):
-        began = time.perf_counter()
-        stream.next()
-        times.append(time.perf_counter() - began)
-    return times
+    return Entry(candidate, mechanism, deviation, over, *cost, unamplified, 4 * padded(setting.parameters))

@@ -7,7 +7,7 @@ import pytest
 
 import antiphase as ap
 from antiphase import accounting
-from tests.cli.conftest import plain, run  # noqa: F401
+from tests.cli.conftest import process
 
 STEPS, DELTA = 64, 1e-5
 PAIRS = [(0.5, 1 / 32), (1.0, 1 / 24), (3.0, 1 / 16)]  # ε, sampling rate
@@ -34,10 +34,10 @@ def _promised(bands, rate, expected):
 
 
 @pytest.mark.slow
-def test_the_frontier_is_what_brute_force_leaves(run, shown):  # noqa: F811
+def test_the_frontier_is_what_brute_force_leaves(tmp_path, shown):
     """The family at 256 steps: pairs of (noise, memory) and of (noise, time), each compared with every other."""
     words = ["compare", "--steps", "256", "--epochs", "4", "--family", "--json"]
-    rows = json.loads(run(*words).out)["mechanisms"]
+    rows = json.loads(process(*words, cwd=tmp_path).stdout)["mechanisms"]
     said = []
     for cost, mark in (("noise_bytes", "memory_frontier"), ("step_seconds", "time_frontier")):
         points = [(row["average"], row[cost]) for row in rows]

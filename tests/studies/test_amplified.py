@@ -11,7 +11,6 @@ from antiphase.studies import amplified, mnist, running
 from antiphase.torch import PrivacyEngine
 from antiphase.torch.sampling import CyclicPoisson
 from tests.studies.private import linear, run, tensors
-from tests.studies.test_mnist import images  # noqa: F401
 
 CELL = mnist.COMMON | {"steps": 24, "epochs": 4, "batch_size": 60, "trials": 2, "delta": 1e-4, "epsilons": [16.0]} | {
     "mechanism": "toeplitz", "cyclic": True

@@ -15,26 +15,6 @@ from tests.studies.private import by_engine, linear, reference_loss, sampled_by_
 SMALL = {"steps": 28, "epochs": 4, "batch_size": 60, "trials": 2}  # 400 examples: 7 batches an epoch, the last short
 
 
-@pytest.fixture
-def images(monkeypatch):
-    """Four hundred images of ten classes, and a hundred to test."""
-    rng = np.random.default_rng(0)
-    centres = rng.random((10, 784), dtype=np.float32)
-
-    def split(count):
-        targets = np.arange(count) % 10
-        inputs = np.clip(centres[targets] + 0.3 * rng.standard_normal((count, 784), dtype=np.float32), 0, 1)
-        return data.Split(inputs.reshape(-1, 1, 28, 28), targets)
-
-    made = data.Dataset("images", split(400), split(100), tuple("0123456789"))
-    monkeypatch.setattr(mnist.data, "load", lambda name: made)
-    for cached in (mnist.examples, mnist.public_spectrum):
-        cached.cache_clear()
-    yield made
-    for cached in (mnist.examples, mnist.public_spectrum):
-        cached.cache_clear()
-
-
 def cell(mechanism, **more):
     return mnist.COMMON | {"mechanism": mechanism, "epsilons": [2.0, 8.0]} | SMALL | more
 

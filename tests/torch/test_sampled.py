@@ -5,11 +5,12 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
+from randomgen import AESCounter
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import antiphase as ap
-from antiphase.torch import PrivacyEngine
+from antiphase.torch import PrivacyEngine, sampling
 from antiphase.torch.sampling import BallsInBins, CyclicPoisson, FixedOrder, sampler_for
 
 pytestmark = pytest.mark.slow
@@ -79,6 +80,15 @@ def test_a_step_draws_from_its_group_alone_and_each_by_its_own_coin():
     assert abs(counts.var() - 16) < 4
     assert sampler.drawn(7) == sampler.drawn(7) != sampler.drawn(11)
     assert CyclicPoisson(1000, 0.05, groups=4).drawn(7) != sampler.drawn(7)  # of another secret
+
+
+def test_groups_are_drawn_where_no_step_draws():
+    """Else the coins of that step would follow from who is in which group."""
+    sampler = CyclicPoisson(1000, 0.05, groups=4, secret=7)
+    for step in range(8):
+        source = np.random.Generator(AESCounter(key=7, counter=step << 64))
+        assert (source.integers(4, size=1000) != sampling._dealt(7, 4, 1000)).any()
+    assert all((sampling._dealt(7, 4, 1000)[sampler.drawn(step)] == step % 4).all() for step in range(8))
 
 
 def test_every_example_is_in_one_bin_always_the_same():

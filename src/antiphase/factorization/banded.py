@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -64,18 +63,6 @@ class Banded(Factorization):
 
     def _columns(self, rows: int | None = None) -> Columns:
         return BandedColumns(self.columns, self.steps if rows is None else rows)
-
-    def _total_noise(self, objective: Objective) -> float:
-        followed = objective.recurrence(self.workload)
-        variances = None if followed is None else self._variances(followed.P, followed.N)
-        if followed is None or variances is None:
-            return super()._total_noise(objective)
-        return objective.total(followed.weights**2 * variances)
-
-    @cached_property
-    def noise_per_iterate(self) -> Array:
-        variances = None if self.workload.bands is None else self._variances(*self.workload.bands)
-        return super().noise_per_iterate if variances is None else self.sensitivity**2 * variances
 
     def _variances(self, P: Array, N: Array) -> Array | None:
         if self.bands > MOST_BANDS:

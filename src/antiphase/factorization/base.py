@@ -133,8 +133,11 @@ class Factorization(ABC):
     @cached_property
     def noise_per_iterate(self) -> Array:
         """``sens(C)²·‖b_t‖²``: the variance of the noise inside each iterate, at noise multiplier and clip norm 1."""
-        variances: Array = self.sensitivity**2 * self._noise_squared(self.workload.dense())
-        return variances
+        variances = None if self.workload.bands is None else self._variances(*self.workload.bands)
+        if variances is None:
+            variances = self._noise_squared(self.workload.dense())
+        noise: Array = self.sensitivity**2 * variances
+        return noise
 
     def error_under(self, objective: Objective) -> float:
         """The error of this same encoder, judged by another objective."""
@@ -142,7 +145,15 @@ class Factorization(ABC):
 
     def _total_noise(self, objective: Objective) -> float:
         """``‖ΛB‖_F² = ‖M C⁻¹‖_F²``."""
-        return objective.total(self._noise_squared(objective.root(self.workload)))
+        followed = objective.recurrence(self.workload)
+        variances = None if followed is None else self._variances(followed.P, followed.N)
+        if followed is None or variances is None:
+            return objective.total(self._noise_squared(objective.root(self.workload)))
+        return objective.total(followed.weights**2 * variances)
+
+    def _variances(self, P: Array, N: Array) -> Array | None:
+        """The variance of every ``u_t``, ``P u = N Z^delay C⁻¹z``, without a matrix; None where there is no way."""
+        return None
 
     def _noise_squared(self, root: Array) -> Array:
         """The squared norms of the rows of ``root·C⁻¹``."""

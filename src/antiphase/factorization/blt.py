@@ -77,14 +77,8 @@ class Blt(Factorization):
         steps = self.steps if rows is None else rows
         return ToeplitzColumns(self.coefficients, np.ones(steps), steps)
 
-    def _total_noise(self, objective: Objective) -> float:
-        return self.stream._total_noise(objective)
-
-    @cached_property
-    def noise_per_iterate(self) -> Array:
-        if self.workload.bands is None:
-            return super().noise_per_iterate
-        return self.sensitivity**2 * self.stream._variances(*self.workload.bands)
+    def _variances(self, P: Array, N: Array) -> Array:
+        return self.stream._variances(P, N)
 
     def _stored(self) -> dict[str, Any]:
         return {"decays": self.decays, "scales": self.scales}

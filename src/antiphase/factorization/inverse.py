@@ -61,19 +61,9 @@ class InverseToeplitz(Factorization):
     def bands(self) -> int:
         return self.steps
 
-    def _total_noise(self, objective: Objective) -> float:
-        followed = objective.recurrence(self.workload)
-        if followed is None or not is_steady(followed.P, followed.N):
-            return super()._total_noise(objective)
-        return objective.total(followed.weights**2 * self._variances(followed.P, followed.N))
-
-    @cached_property
-    def noise_per_iterate(self) -> Array:
-        if self.workload.bands is None or not is_steady(*self.workload.bands):
-            return super().noise_per_iterate
-        return self.sensitivity**2 * self._variances(*self.workload.bands)
-
-    def _variances(self, P: Array, N: Array) -> Array:
+    def _variances(self, P: Array, N: Array) -> Array | None:
+        if not is_steady(P, N):
+            return None
         first = np.concatenate([self.inverse, np.zeros(self.steps - len(self.inverse))])
         return steady_variances(first, P, N, self.workload)
 

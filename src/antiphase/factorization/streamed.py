@@ -207,19 +207,6 @@ class Streamed(Factorization):
 
     # ---- how good it is, in O(T m²) ------------------------------------------------------------------------
 
-    def _total_noise(self, objective: Objective) -> float:
-        followed = objective.recurrence(self.workload)
-        if followed is None:
-            return super()._total_noise(objective)
-        P, N, weights = followed
-        return objective.total(weights**2 * self._variances(P, N))
-
-    @cached_property
-    def noise_per_iterate(self) -> Array:
-        if self.workload.bands is None:
-            return super().noise_per_iterate
-        return self.sensitivity**2 * self._variances(*self.workload.bands)
-
     def _variances(self, P: Array, N: Array) -> Array:
         return _variances([self.distinct[i] for i in self.sequence], P, N, self.workload.delay)
 

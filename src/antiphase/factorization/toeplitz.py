@@ -17,7 +17,6 @@ from antiphase._checks import Array
 from antiphase.factorization import series
 from antiphase.factorization.banded import MOST_BANDS, banded_variances
 from antiphase.factorization.base import Factorization
-from antiphase.objective import Objective
 from antiphase.participation import Indices
 from antiphase.sensitivity import Columns
 from antiphase.workload import Workload, _apply_bands, _solve_bands
@@ -66,18 +65,6 @@ class Toeplitz(Factorization):
         return rows
 
     # ---- how good it is, without a matrix where there is a way ---------------------------------------------
-
-    def _total_noise(self, objective: Objective) -> float:
-        followed = objective.recurrence(self.workload)
-        variances = None if followed is None else self._variances(followed.P, followed.N)
-        if followed is None or variances is None:
-            return super()._total_noise(objective)
-        return objective.total(followed.weights**2 * variances)
-
-    @cached_property
-    def noise_per_iterate(self) -> Array:
-        variances = None if self.workload.bands is None else self._variances(*self.workload.bands)
-        return super().noise_per_iterate if variances is None else self.sensitivity**2 * variances
 
     def _variances(self, P: Array, N: Array) -> Array | None:
         if not self.normalized and is_steady(P, N):
