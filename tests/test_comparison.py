@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase import accounting, comparison
+from antiphase import accounting, comparison, cost
 from antiphase.comparison import Candidate, Setting, compare
 
 PROMISE = {"epsilon": 2.0, "delta": 1e-6}
@@ -173,7 +173,7 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         compare(Setting.of(8), [Candidate("dp-mf")])
     monkeypatch.setattr(comparison, "design", real)
-    monkeypatch.setattr(comparison, "_times", lambda stream, rows: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(cost, "_times", lambda stream, rows: (_ for _ in ()).throw(KeyboardInterrupt))
     found = compare(Setting.of(8), [Candidate("dp-sgd"), Candidate("dp-mf")])
     assert found.stopped
     assert [e.over_optimum >= 1 for e in found.entries] == [True, True]
