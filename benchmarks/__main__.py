@@ -28,7 +28,7 @@ from benchmarks.asking import Run
 from benchmarks.peers import PeerError
 
 QUESTIONS = ("design", "epochs", "memory", "families", "noise", "step", "accounting", "starting")
-LONGEST, ON_ONE_CORE = "epochs", ("design", "memory", "families", "accounting")
+LONGEST, ON_ONE_CORE = "epochs", ("design", "memory", "families", "accounting", "starting")
 ROOT = Path(__file__).parents[1]
 
 

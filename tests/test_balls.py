@@ -92,6 +92,22 @@ def test_epsilon_is_certified():
     assert found == balls.epsilon_bound(gram, 1.0, 1e-3)
 
 
+def test_an_estimate_that_is_too_small_is_not_believed(monkeypatch):
+    gram = np.array([[1.0, 0.3], [0.3, 0.8]])
+    honest = balls.likely_epsilon(gram, 1.0, 1e-2)
+    monkeypatch.setattr(balls, "likely_epsilon", lambda *_: honest / 2)
+    assert exact_delta(gram, 1.0, honest / 2) > 1e-2
+    assert exact_delta(gram, 1.0, balls.epsilon_bound(gram, 1.0, 1e-2).value) <= 1e-2
+
+
+@pytest.mark.parametrize("worse", [False, True])
+def test_the_worse_direction_counts(monkeypatch, worse):
+    """One of them is the worse wherever we looked; nothing rests on that."""
+    monkeypatch.setattr(balls._Mixture, "excess", lambda self, epsilon, samples, rng, added: np.array(
+        [0.25 * samples if added == worse else 0.0]))  # fmt: skip
+    assert 0.25 <= balls.delta_bound(np.eye(2), 1.0, 1.0, samples=1 << 16).value <= 0.27
+
+
 def test_more_bins_hide_better():
     several = [balls.epsilon_bound(np.eye(count), 1.0, 1e-3).value for count in (1, 4, 16)]
     assert several[0] > several[1] > several[2]

@@ -65,6 +65,15 @@ def test_poisson_batches():
     assert failing(verify(less)) == ["ε, by another accountant"]
 
 
+def test_cyclic_poisson_is_judged_by_the_groups_that_the_bands_need():
+    """By another accountant: eight steps of a group that is asked for half of its records, not 32 of an eighth."""
+    f = ap.design("banded", steps=32, bands=4, participation=ap.min_separation(8, 4))
+    m = ap.calibrate(f, noise_multiplier=2.0, sampler="cyclic-poisson", sampling_rate=0.125)
+    alike = ap.calibrate(ap.design("dp-sgd", steps=8), noise_multiplier=2.0, sampler="poisson", sampling_rate=0.5)
+    found, asked = ([c for c in verify(one, delta=1e-5) if "another accountant" in c.what] for one in (m, alike))
+    assert [(c.found, c.holds) for c in found] == [(c.found, True) for c in asked]
+
+
 def test_a_bound_above_the_error(mechanism):
     f = ap.design("dp-mf", steps=16, epochs=2)
     assert failing(verify(dataclasses.replace(f, bound=1.01 * f.error))) == ["error is not below the bound"]
