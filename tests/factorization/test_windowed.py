@@ -5,8 +5,9 @@ import pytest
 
 import antiphase as ap
 from antiphase.factorization import gradients
+from antiphase.factorization.buffers import BufferSearch
 from antiphase.factorization.streamed import Streamed, Stretch
-from antiphase.factorization.windowed import _emptied, _Search
+from antiphase.factorization.windowed import _emptied
 from antiphase.objective import Average, Restarts
 from antiphase.sensitivity import DenseColumns, sensitivity
 
@@ -22,7 +23,7 @@ def random_search(workload, seed=0):
     rng = np.random.default_rng(seed)
     P, N = (np.ascontiguousarray(bands) for bands in workload.bands)
     squares = rng.random(T) + 0.5
-    search = _Search(P, N, squares, np.arange(T) % 5, *_emptied(T, 5, M))
+    search = BufferSearch(P, N, squares, np.arange(T) % 5, *_emptied(T, 5, M))
     x = np.concatenate([rng.normal(size=T), rng.normal(size=T * M), rng.normal(size=T * M) - 0.5])
     return search, x, squares
 

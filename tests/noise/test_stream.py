@@ -28,6 +28,11 @@ NESTEROV = ap.Workload.sgd(T, momentum=0.9, nesterov=True, delay=2, learning_rat
 GAPS = ap.Workload.sgd(T, learning_rates=[1.0, 0.0, 1.0, 1.0] * (T // 4), weight_decay=0.1)
 
 
+def exactly(workload):
+    """With momentum its nodes take several vectors each; streams of few buffers do without."""
+    return ap.design("dp-mf", workload=workload, buffers="exact")
+
+
 def blocks(tau):
     settings = {"options": {}, "tolerance": 1e-9}
     return block_optimum("dp-mf+", ap.Workload.sgd(T), Restarts(tau), ap.once(), **settings)
@@ -51,9 +56,9 @@ ENGINES = {  # name: (factorization, the engine it must get, diagonals up to whi
     "buffers": (lambda: ap.design("dp-mf", steps=T), States, 64),
     "buffers, exact": (lambda: ap.design("dp-mf", steps=T, buffers="exact"), States, 64),
     "buffers, restarts": (lambda: ap.design("dp-mf+", steps=T, tau=5), States, 64),
-    "buffers, momentum": (lambda: ap.design("dp-mf", workload=ap.Workload.sgd(T, momentum=0.9)), States, 64),
-    "buffers, momentum and average": (lambda: ap.design("dp-mf", workload=AVERAGED), States, 64),
-    "buffers, nesterov and idle steps": (lambda: ap.design("dp-mf", workload=NESTEROV), States, 64),
+    "buffers, momentum": (lambda: exactly(ap.Workload.sgd(T, momentum=0.9)), States, 64),
+    "buffers, momentum and average": (lambda: exactly(AVERAGED), States, 64),
+    "buffers, nesterov and idle steps": (lambda: exactly(NESTEROV), States, 64),
     "buffers, idle steps": (lambda: ap.design("dp-mf", workload=GAPS), States, 64),
     "buffers, windows": (lambda: ap.design("dp-mf", steps=T, epochs=4, buffers=3), States, 64),
     "buffers, blt": (lambda: ap.design("blt", steps=T, buffers=2), States, 64),
@@ -330,6 +335,7 @@ def families(steps):
     yield ap.design("dp-mf+", steps=steps, tau=200)
     yield ap.design("dp-mf", steps=steps)
     yield ap.design("dp-mf", workload=ap.Workload.sgd(steps, momentum=0.9))
+    yield exactly(ap.Workload.sgd(steps, momentum=0.9))
     yield ap.design("tree", steps=steps)
     yield ap.design("dp-mf", steps=steps, epochs=10, buffers=2)
     yield ap.design("banded", steps=steps, bands=4)

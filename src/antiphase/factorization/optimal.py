@@ -17,9 +17,10 @@ from antiphase.factorization.blocks import block_optimum, decouples
 from antiphase.factorization.dense import dense_optimum
 from antiphase.factorization.dual import Progress
 from antiphase.factorization.epochs import bound_only, can_be_ringed, epoch_optimum
+from antiphase.factorization.fitted import fitted, with_fewest
 from antiphase.factorization.levelled import levelled_optimum
 from antiphase.factorization.separated import separated
-from antiphase.factorization.streamed import can_be_streamed, streamed_optimum
+from antiphase.factorization.streamed import Streamed, can_be_streamed, streamed_optimum
 from antiphase.factorization.windowed import windowed
 from antiphase.objective import Maximum, Objective
 from antiphase.participation import MinSeparation, Once, Participation
@@ -33,7 +34,7 @@ SOLVERS: dict[str, Callable[..., Factorization]] = {
     "epochs": epoch_optimum,
     "dense": dense_optimum,
 }
-ALGORITHM = 4  # part of the cache's key: raise it when the same question would get another answer
+ALGORITHM = 5  # part of the cache's key: raise it when the same question would get another answer
 DENSE_IS_CHEAP = 4096  # steps up to which an encoder is made even if only its bound is asked for
 WORTH_KEEPING = 0.1  # seconds
 
@@ -67,20 +68,27 @@ def optimal(
         "tolerance": gap,
     }
 
+    levelled = isinstance(objective, Maximum)
+
     def solved(objective: Objective, tolerance: float, buffers: str | int, watched: Progress | None) -> Factorization:
         def of(who: Participation) -> Factorization:
             form = _form(workload, objective, who, buffers)
             wanted: dict[str, Any] = {} if form == "windowed" else {"tolerance": tolerance}
             if form in ("streamed", "windowed"):
                 wanted["buffers"] = buffers
-            return SOLVERS[form](name, workload, objective, who, options=options or {}, progress=watched, **wanted)
+            found = SOLVERS[form](name, workload, objective, who, options=options or {}, progress=watched, **wanted)
+            if not isinstance(found, Streamed) or form != "streamed" or levelled or buffers == "exact":
+                return found
+            if isinstance(buffers, str):
+                return with_fewest(found, progress=watched)
+            return fitted(found, buffers, progress=watched)
 
         if isinstance(participation, MinSeparation) and form == "separated":
             return separated(participation, workload.steps, of)
         return of(participation)
 
     def make(watched: Progress) -> Factorization:
-        if not isinstance(objective, Maximum):
+        if not levelled:
             return solved(objective, gap, buffers, watched)
 
         def weighted(average: Objective, sharply: bool) -> Factorization:

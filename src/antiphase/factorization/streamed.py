@@ -338,13 +338,13 @@ def streamed_optimum(
     owner = problem.live % participation.every if isinstance(participation, Epochs) else None
 
     def error(stretch: Stretch) -> float:
-        return made(*_split(stretch, problem.starts), 1.0).error
+        return made(*split(stretch, problem.starts), 1.0).error
 
     stretch, bound = _solved(problem, workload.steps, tolerance, buffers, error, progress, owner)
-    return made(*_split(stretch, problem.starts), bound)
+    return made(*split(stretch, problem.starts), bound)
 
 
-def _split(stretch: Stretch, starts: list[int]) -> tuple[list[Stretch], list[int]]:
+def split(stretch: Stretch, starts: list[int]) -> tuple[list[Stretch], list[int]]:
     """A stretch in which nothing is coupled across the starts, as one for each of them; equal ones are kept once."""
     if len(stretch.live) < stretch.size:
         return [stretch], [0]

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from antiphase._checks import Array
+from antiphase.factorization.buffers import BufferSearch
 from antiphase.factorization.dual import Progress
 from antiphase.factorization.searching import descend, recurrence_of
-from antiphase.factorization.streamed import Streamed, Stretch
+from antiphase.factorization.streamed import Streamed
 from antiphase.objective import Objective
 from antiphase.participation import Epochs, Indices, MinSeparation, Participation
 from antiphase.workload import Workload
 
 MOST_ITERATIONS = 1000
-STEEPEST = 50.0  # |ln ρ| is kept below this
 
 
 def windowed(
@@ -41,14 +41,16 @@ def windowed(
     """The best stream of so many buffers that a descent finds, each emptied once in every window."""
     P, N, weights = recurrence_of(name, workload, objective)
     window, owner = _windows(participation, workload.steps)
-    search = _Search(P, N, weights**2, owner, *_emptied(workload.steps, window, min(buffers, window)))
-    found = descend(search.loss, search.start(window), iterations=MOST_ITERATIONS, progress=progress)
-    delta, g, rho = search.scaled(found)
-    shape = (*rho.shape, 1)
-    stretch = Stretch(
-        workload.steps, np.arange(workload.steps), delta, np.ones(shape), g.reshape(shape), rho.reshape(shape)
-    )
+    search = BufferSearch(P, N, weights**2, owner, *_emptied(workload.steps, window, min(buffers, window)))
+    found = descend(search.loss, _start(search, window), iterations=MOST_ITERATIONS, progress=progress)
+    stretch = search.stretch(found, workload.steps, np.arange(workload.steps))
     return Streamed(name, workload, objective, participation, (stretch,), (0,), options=options)
+
+
+def _start(search: BufferSearch, window: int) -> Array:
+    """All buffers alike: decaying over most of a window, and together about as large as the diagonal."""
+    rate = max(window, 2.0) ** -0.9
+    return search.alike(np.full(search.buffers, 1 - rate), np.full(search.buffers, 2 / search.buffers * rate**0.5))
 
 
 def _windows(participation: Participation, steps: int) -> tuple[int, Indices]:
@@ -67,45 +69,3 @@ def _emptied(steps: int, window: int, buffers: int) -> tuple[Array, Array]:
     t = np.arange(steps)[:, None]
     # PRIVACY: what enters at the step before would be there for one row more, which the column an epoch on has.   [G1]
     return ((t - places) % window != 0).astype(np.float64), ((t + 1 - places) % window != 0).astype(np.float64)
-
-
-class _Search:
-    """``ln error`` of the scaled encoder and its gradient, as a function of ``(ln δ, g, ln ρ)`` in one vector."""
-
-    def __init__(self, P: Array, N: Array, squares: Array, owner: Indices, kept: Array, fed: Array) -> None:
-        self._problem, self._owner, self._kept, self._fed = (P, N, squares), owner, kept, fed
-
-    def start(self, window: int) -> Array:
-        """All buffers alike: decaying over most of a window, and together about as large as the diagonal."""
-        steps, buffers = self._kept.shape
-        rate = max(window, 2.0) ** -0.9
-        fed, decay = np.full(steps * buffers, 2 / buffers * rate**0.5), np.full(steps * buffers, np.log1p(-rate))
-        return np.concatenate([np.zeros(steps), fed, decay])
-
-    def _split(self, x: Array) -> tuple[Array, Array, Array]:
-        steps, shape = len(self._kept), self._kept.shape
-        g, log_rho = x[steps:].reshape(2, *shape)
-        return np.exp(x[:steps]), g * self._fed, np.exp(np.clip(log_rho, -STEEPEST, STEEPEST)) * self._kept
-
-    def scaled(self, x: Array) -> tuple[Array, Array, Array]:
-        """The coefficients with columns scaled so that the squares of a class add up to 1."""
-        from antiphase.factorization import gradients
-
-        delta, g, rho = self._split(x)
-        norms = gradients.norms(delta, g, rho, np.zeros(len(delta)))[0]
-        scale = np.bincount(self._owner, norms)[self._owner] ** -0.5
-        return delta * scale, g * scale[:, None], rho
-
-    def loss(self, x: Array) -> tuple[float, Array]:
-        from antiphase.factorization import gradients
-
-        delta, g, rho = self.scaled(x)
-        error, of_delta, of_g, of_rho = gradients.noise(delta, g, rho, *self._problem)
-        # The scale of a class follows its sum of squares, which is 1 here: its own part of the gradient.
-        by_class = np.bincount(self._owner, of_delta + (of_g * g).sum(axis=1))
-        weights: Array = (-0.5 * by_class[self._owner]).astype(np.float64)
-        _, *through = gradients.norms(delta, g, rho, weights)
-        of_delta, of_g, of_rho = (part + more for part, more in zip((of_delta, of_g, of_rho), through, strict=True))
-        raw = self._split(x)[0] / delta  # what the columns were divided by
-        slopes = [of_delta, (of_g / raw[:, None] * self._fed).ravel(), of_rho.ravel()]
-        return float(np.log(error)), np.concatenate(slopes) / error
