@@ -59,8 +59,9 @@ def design(
 
     Optimal designs are streams where their workload is a short recurrence and records take part once, or ``dp-mf+``
     restarts between any two participations: ``buffers="auto"`` spends the fewest vectors of memory that keep within
-    0.1 % of the optimum, ``"exact"`` as many as full precision needs, a number that many. For other participations the
-    optimum is dense, and a number of buffers asks for the best stream of that many. Those in the first five lines take
+    0.1 % of the optimum, ``"exact"`` as many as full precision needs; a number asks for the best stream of that many
+    that a descent finds. For other participations the optimum is dense, and a number of buffers asks for the best
+    stream of that many, each emptied once an epoch. Those in the first five lines take
     ``objective``, by which they are judged (default: every iterate alike), and for which those of the fifth are
     searched; the others, which are optimal for theirs, take ``tolerance``, the relative gap to reach (default: 1e-9;
     for several epochs 1e-6 from 1,025 steps on and 1e-4 from 4,097).

@@ -225,7 +225,7 @@ REASONS = reasons()
 def trial(files):
     """All mutants of these files, which have the same tests, tried."""
     plugin = Trial(files)
-    options = ["-q", "-s", "-p", "no:cacheprovider", "--tb=native"]  # what takes least time to write down
+    options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--tb=native"]  # little to write down
     code = pytest.main([*options, *TESTS[files[0]]], plugins=[plugin])
     if code or not plugin.mutants:
         sys.exit(f"{files}: no trial of their mutants was made ({code!r})")

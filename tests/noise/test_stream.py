@@ -12,6 +12,7 @@ from scipy.linalg import solve_triangular
 import antiphase as ap
 from antiphase.factorization.blocks import block_optimum
 from antiphase.factorization.dense import Dense
+from antiphase.factorization.streamed import Streamed, Stretch
 from antiphase.noise import stream as module
 from antiphase.noise.engines import Moving, Nodes, Regenerated, Ring, States
 from antiphase.noise.normals import CHUNK
@@ -44,9 +45,25 @@ def banded():
     return Dense("banded", ap.Workload.sgd(T), Average(), ap.once(), C)
 
 
+def diagonals(count):
+    """An encoder of one or two, of which no row is like another."""
+    C = np.diag(np.linspace(0.5, 1.0, T)) + (count - 1) * np.diag(np.linspace(-0.4, 0.3, T - 1), k=-1)
+    return Dense("banded", ap.Workload.sgd(T), Average(), ap.once(), C)
+
+
+def two_stretches():
+    """Whose last step feeds the buffers, too: what is there must not be carried over."""
+    rng, shape = np.random.default_rng(5), (T // 2, 2, 1)
+    r, g, move = (rng.uniform(0.2, 0.6, size=shape) for _ in range(3))
+    stretch = Stretch(T // 2, np.arange(T // 2), rng.uniform(0.5, 1.0, size=T // 2), r, g, move)
+    return Streamed("dp-mf", ap.Workload.sgd(T), Average(), ap.once(), (stretch,), (0, 0))
+
+
 ENGINES = {  # name: (factorization, the engine it must get, diagonals up to which a ring is used)
     "independent": (lambda: ap.design("dp-sgd", steps=T), Ring, 64),
     "ring": (banded, Ring, 64),
+    "ring, one diagonal": (lambda: diagonals(1), Ring, 64),
+    "ring, two diagonals": (lambda: diagonals(2), Ring, 64),
     "ring, whole": (lambda: ap.design("dp-mf", steps=T, epochs=4), Ring, 64),
     "ring, blocks": (lambda: blocks(5), Ring, 64),
     "ring, toeplitz": (lambda: ap.design("sqrt-toeplitz", steps=T), Ring, 64),
@@ -56,6 +73,7 @@ ENGINES = {  # name: (factorization, the engine it must get, diagonals up to whi
     "buffers": (lambda: ap.design("dp-mf", steps=T), States, 64),
     "buffers, exact": (lambda: ap.design("dp-mf", steps=T, buffers="exact"), States, 64),
     "buffers, restarts": (lambda: ap.design("dp-mf+", steps=T, tau=5), States, 64),
+    "buffers, two stretches": (two_stretches, States, 64),
     "buffers, momentum": (lambda: exactly(ap.Workload.sgd(T, momentum=0.9)), States, 64),
     "buffers, momentum and average": (lambda: exactly(AVERAGED), States, 64),
     "buffers, nesterov and idle steps": (lambda: exactly(NESTEROV), States, 64),
@@ -93,6 +111,16 @@ def test_the_noise_is_that_of_the_mechanism(mechanism):
     assert rows.dtype == np.float32
     worst, which = whitening.worst(rows, mechanism.factorization.encoder(), mechanism.noise_scale)
     assert worst < whitening.LIMIT, which
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if not name.startswith("tree")])
+def test_every_number_is_that_of_float64(mechanism):
+    """From the same normals; a tree's noise has normals of its own for every node."""
+    stream = mechanism.noise(CHUNK, key=ap.Key.insecure(1), run=RUN)
+    rows = np.array(list(stream), dtype=np.float64)
+    Z = np.array([normals(stream, t) for t in range(T)], dtype=np.float64)
+    exact = mechanism.noise_scale * solve_triangular(mechanism.factorization.encoder(), Z, lower=True)
+    np.testing.assert_allclose(rows, exact, atol=1e-5 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("name", ["ring, whole", "regenerated", "tree, online", "independent"])
@@ -139,10 +167,11 @@ def test_long_rows_are_made_of_pieces(mechanism):
         np.testing.assert_array_equal([stream.next()[""] for _ in range(9)], whole[:, part])
 
 
+@pytest.mark.parametrize("name", ["sqrt-toeplitz", "anti-pgd"])
 @pytest.mark.parametrize("rows", [4, 8, 36, 200])
-def test_many_rows_however_few_are_kept(rows):
-    """150 steps that all see one another: as float64 has them, whether or not all of them fit."""
-    f = ap.design("sqrt-toeplitz", steps=150)
+def test_many_rows_however_few_are_kept(name, rows):
+    """150 steps that all see one another, or only the last: as float64 has them, whether or not all of them fit."""
+    f = ap.design(name, steps=150)
     m = ap.calibrate(f, noise_multiplier=1.3)
     stream = m.noise(64, key=ap.Key.insecure(1), run=RUN, memory=4 * CHUNK * rows + 11)
     assert isinstance(stream._engine, Regenerated)
@@ -174,8 +203,8 @@ def test_no_more_is_made_again_than_what_came_after_the_last_restart(mechanism, 
 def test_what_is_kept_from_row_to_row():
     """In vectors of the row's length: p − 1 rows, a node a level, a buffer each; nothing for independent noise."""
     kept = {
-        "independent": 0, "ring": 3, "ring, blocks": 4, "ring, whole": T - 1, "tree, plain": 6, "tree, online": 6,
-        "regenerated": T, "regenerated, blocks": 8,
+        "independent": 0, "ring": 3, "ring, one diagonal": 0, "ring, two diagonals": 1, "ring, blocks": 4,
+        "ring, whole": T - 1, "tree, plain": 6, "tree, online": 6, "regenerated": T, "regenerated, blocks": 8,
     }  # fmt: skip
     for name, vectors in kept.items():
         make, kind, longest = ENGINES[name]
