@@ -123,6 +123,29 @@ def test_every_number_is_that_of_float64(mechanism):
     np.testing.assert_allclose(rows, exact, atol=1e-5 * np.abs(exact).max())
 
 
+@pytest.mark.parametrize("name", ["tree, online", "tree, plain"])
+def test_a_tree_is_the_sum_of_its_nodes(mechanism, name):
+    """A node has a normal of its own; online, its estimate weighs that against its children's."""
+    stream = mechanism.noise(CHUNK, key=ap.Key.insecure(1), run=RUN)
+
+    def node(last, level):
+        own = normals(stream, last, level).astype(np.float64)
+        if level == 0 or name == "tree, plain":
+            return own
+        weight = 1 / (2 - 2.0**-level)
+        return weight * own + (1 - weight) * (node(last - 2 ** (level - 1), level - 1) + node(last, level - 1))
+
+    def total(count):
+        """Of the first steps: a node for every bit of their number."""
+        if count == 0:
+            return np.zeros(CHUNK)
+        level = (count & -count).bit_length() - 1
+        return node(count - 1, level) + total(count - 2**level)
+
+    exact = mechanism.noise_scale * np.array([total(t + 1) - total(t) for t in range(T)])
+    np.testing.assert_allclose(list(stream), exact, atol=1e-5 * np.abs(exact).max())
+
+
 @pytest.mark.parametrize("name", ["ring, whole", "regenerated", "tree, online", "independent"])
 def test_the_whitening_test_notices(mechanism):
     """Noise × 0.98, a reused row, a restart, a shared stream and independent noise all go red."""
@@ -180,6 +203,11 @@ def test_many_rows_however_few_are_kept(name, rows):
     Z = np.array([normals(stream, t)[:64] for t in range(150)], dtype=np.float64)
     exact = m.noise_scale * solve_triangular(f.encoder(), Z, lower=True)
     np.testing.assert_allclose(made, exact, atol=1e-5 * m.noise_scale)
+
+
+def test_earlier_normals_are_drawn_once_for_many_rows():
+    engine = engine_for(ap.design("sqrt-toeplitz", steps=150), 1.0, CHUNK, 4 * CHUNK * 8)
+    assert [t for t in range(150) if engine.begin(t)] == list(range(0, 150, 8))
 
 
 @pytest.mark.parametrize(
@@ -373,9 +401,9 @@ def families(steps):
     yield ap.design("lambda-cgd", steps=steps)
 
 
-def normals(stream, step):
+def normals(stream, step, lane=0):
     out = np.empty(1024, np.float32)
-    stream._pieces[0].normals.fill(step, 0, out)
+    stream._pieces[0].normals.fill(step, 0, out, lane=lane)
     return out
 
 
