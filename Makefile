@@ -41,7 +41,7 @@ check: $(READY)      ## format, lint, types and the fast tests, in under a minut
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not long and not slow" -n 2
 
-bench: $(READY)      ## beside the peers, which get environments of their own in .bench; a quarter of an hour
+bench: $(READY)      ## beside the peers, which get environments of their own in .bench the first time; 14 minutes
 	$(BIN)/python -m benchmarks
 
 bench-full: $(READY) ## larger sizes: hours, nearly all of them the peers'

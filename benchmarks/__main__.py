@@ -101,7 +101,6 @@ def measured(names, full, console, keep):
     try:
         with console.status(question(LONGEST).TITLE):
             records[LONGEST] = beside.record()
-        console.print(f"{question(LONGEST).TITLE}: {records[LONGEST]['took']:.0f} s, beside the others")
     except PeerError as error:
         failed.append(LONGEST)
         console.print(f"{question(LONGEST).TITLE}: not measured. {error}")

@@ -63,6 +63,14 @@ def _of(record, name, epochs=1):
     return {row["vectors"]: row["excess"] for row in record["rows"] if (row["name"], row["epochs"]) == (name, epochs)}
 
 
+def _percent(excess):
+    """
+    >>> _percent(0.0702), _percent(19.1)
+    ('7.02 %', '1,910 %')
+    """
+    return f"{100 * excess:.3g} %" if excess < 1 else f"{100 * excess:,.0f} %"
+
+
 def tables(record):
     counts = sorted({row["vectors"] for row in record["rows"]})
     names = list(dict.fromkeys(row["name"] for row in record["rows"]))
@@ -71,7 +79,7 @@ def tables(record):
         rows = []
         for name in names:
             have = _of(record, name, epochs)
-            rows.append([name, *(f"{100 * have[c]:.3g} %" if c in have else "–" for c in counts)])
+            rows.append([name, *(_percent(have[c]) if c in have else "–" for c in counts)])
         times = "one participation" if epochs == 1 else f"{epochs} epochs"
         title = f"Excess of the squared error over the certified optimum, T = {record['steps']}, {times}"
         made.append(Table(title, ["vectors of memory", *map(str, counts)], rows))
