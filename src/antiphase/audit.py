@@ -43,6 +43,7 @@ TRIALS = 8000  # with the canary, and as many without
 PARTS = 20  # in which trials are made, with a progress bar in between
 THRESHOLDS = 9  # that are fixed by trials which are not counted afterwards
 CANARIES = 4000
+MOST = 10**7  # trials, or canaries: their scores are kept in memory
 GUESSED = 0.3  # of all canaries, in one run; of the others it is not said whether they were there
 CAN = "An alarm, at this confidence, means that the claim is false: the code, the accounting or the setting is wrong."
 CANNOT = (
@@ -191,7 +192,7 @@ def audit(
     scores are; they must come from independent trials. After Ctrl-C this holds for the trials made so far.   [G21]
     """
     _check_claim(claim)
-    trials = check.whole_number("trials", trials, least=PARTS)
+    trials = _counted("trials", trials, PARTS)
     confidence = _checked_confidence(confidence)
     if thresholds is None:
         pilot = max(trials // PARTS, 50)
@@ -289,7 +290,7 @@ def audit_one_run(
     disturb one another. It takes a worse mistake to be noticed than with many trials.   [G21]
     """
     _check_claim(claim)
-    canaries = check.whole_number("canaries", canaries, least=2)
+    canaries = _counted("canaries", canaries, 2)
     guesses = max(int(GUESSED * canaries), 2) if guesses is None else check.whole_number("guesses", guesses, least=2)
     if guesses > canaries:
         raise ValueError(f"guesses = {guesses} is more than the {canaries} canaries")
@@ -426,6 +427,13 @@ def _checked(scores: Any, count: int) -> Array:
     if np.isnan(found).any():
         raise ValueError("scores has entries that are no numbers; a score says how much it looks like the canary")
     return found
+
+
+def _counted(name: str, value: Any, least: int) -> int:
+    count = check.whole_number(name, value, least=least)
+    if count > MOST:
+        raise ValueError(f"{name} = {count}: an audit takes at most {MOST:,}")
+    return count
 
 
 def _checked_confidence(confidence: float) -> float:

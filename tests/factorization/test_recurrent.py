@@ -150,7 +150,9 @@ def test_a_stream_with_broken_coefficients_is_refused():
 )
 def test_column_norms_keep_their_digits_where_a_nodes_vectors_nearly_cancel(workload):
     """A review found them too small by 5e-7 for momentum 0.99 with an EMA, where squares drowned the differences."""
-    f = ap.design("dp-mf", workload=workload, buffers=12)
+    settings = {"options": {}, "tolerance": 1e-9, "buffers": 12}
+    f = streamed_optimum("dp-mf", workload, Average(), ap.once(), **settings)
+    assert f.distinct[0].r.shape[2] > 1
     dense = np.square(f.encoder()).sum(axis=0)
     np.testing.assert_allclose(f._columns().squared_norms(), dense, rtol=1e-10)
     assert f.sensitivity >= np.sqrt(dense.max()) * (1 - 1e-11)
