@@ -56,6 +56,16 @@ def test_momentum_needs_no_more_vectors_than_prefix_sums():
     assert f.gap <= 1e-3
 
 
+@pytest.mark.slow
+def test_where_buffers_hardly_help_the_search_ends_soon(monkeypatch):
+    workload = ap.Workload.sgd(400, momentum=0.9).with_ema(0.99)
+    stream, tried = cut(workload, Average(), ap.once(), "auto"), []
+    descended = fitted._descended
+    monkeypatch.setattr(fitted, "_descended", lambda f, p, m, progress: tried.append(m) or descended(f, p, m, progress))
+    assert fitted.with_fewest(stream) is stream
+    assert tried == [2, 3]
+
+
 def test_where_a_descent_would_take_long_the_better_beginning_is_taken(monkeypatch):
     descended = [ap.design("dp-mf", steps=T, buffers=m).error for m in (1, 4)]
     monkeypatch.setenv("ANTIPHASE_CACHE", "off")
