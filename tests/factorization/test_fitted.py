@@ -9,6 +9,8 @@ from antiphase.factorization.recurrent import problem_of
 from antiphase.factorization.streamed import Streamed, streamed_optimum
 from antiphase.objective import Average, Restarts
 
+pytestmark = pytest.mark.slow
+
 T = 96
 RATES = np.linspace(1.0, 0.05, T)
 WORKLOADS = {
@@ -56,7 +58,6 @@ def test_momentum_needs_no_more_vectors_than_prefix_sums():
     assert f.gap <= 1e-3
 
 
-@pytest.mark.slow
 def test_where_buffers_hardly_help_the_search_ends_soon(monkeypatch):
     workload = ap.Workload.sgd(400, momentum=0.9).with_ema(0.99)
     stream, tried = cut(workload, Average(), ap.once(), "auto"), []

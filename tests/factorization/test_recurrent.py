@@ -98,6 +98,7 @@ def test_a_search_cut_short_still_certifies():
     assert (np.diff(bounds) > 0).all()
 
 
+@pytest.mark.slow
 def test_few_buffers_cost_utility_never_privacy():
     errors = []
     for buffers in (1, 2, 3, 4, 6, 8):

@@ -55,6 +55,7 @@ def test_ten_lines_change_and_the_example_is_what_they_make():
         assert part.strip() in (APP / "pyproject.toml").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_python_on_the_page_runs(capsys):
     page = (ROOT / "docs" / "federated.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -51,6 +51,7 @@ def test_what_needs_a_large_matrix_is_refused():
             build(f)
 
 
+@pytest.mark.slow
 def test_the_matrices_multiply_to_the_workload():
     f = sample.designs()["damped"][1]
     encoder, noising, decoder = charts.encoder_and_decoder(f).matrices.values()
@@ -95,6 +96,7 @@ def test_a_frontier_is_a_staircase_below_all_marks():
     assert charts.frontier({"e": points["e"]}, [], "t", "x").series == ()
 
 
+@pytest.mark.slow
 def test_every_chart_says_itself_in_words():
     for chart in sample.all_charts().values():
         assert chart.title

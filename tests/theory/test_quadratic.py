@@ -272,6 +272,7 @@ def test_the_same_seed_is_the_same_simulation():
 # ---- curvature ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [WORKLOADS[name] for name in WORKLOADS if name != "tail average"])
 def test_the_curvature_objective_is_the_exact_expectation(workload):
     """What ``design("curvature")`` minimises is the noise in the squared gradient, summed over the steps."""
