@@ -391,8 +391,7 @@ def families(steps):
     yield ap.design("dp-mf+", steps=steps, tau=50)
     yield ap.design("dp-mf+", steps=steps, tau=200)
     yield ap.design("dp-mf", steps=steps)
-    yield ap.design("dp-mf", workload=ap.Workload.sgd(steps, momentum=0.9))
-    yield exactly(ap.Workload.sgd(steps, momentum=0.9))
+    yield ap.design("dp-mf", workload=ap.Workload.sgd(steps, momentum=0.9))  # from 2,001 steps on with pairs a node
     yield ap.design("tree", steps=steps)
     yield ap.design("dp-mf", steps=steps, epochs=10, buffers=2)
     yield ap.design("banded", steps=steps, bands=4)

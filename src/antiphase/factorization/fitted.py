@@ -40,13 +40,13 @@ def with_fewest(stream: Streamed, *, progress: Progress | None = None) -> Stream
     problem = problem_of(stream.workload, stream.objective)
     if problem is None or stream.buffers < MANY or problem.size > QUICK:
         return stream
-    before = np.inf
+    before = 0.1  # two buffers leave a third of that, wherever a few are enough
     for buffers in range(2, MANY):
         found = _descended(stream, problem, buffers, progress)
         excess = np.inf if found is None else found.error / found.lower_bound - 1
         if found is not None and excess <= WITHIN:
             return found
-        if excess > max(before / 2, 2 * WITHIN):
+        if excess > max(before / 3, 2 * WITHIN):
             break  # one buffer more hardly helps, as where momentum meets an average
         before = excess
     return stream
