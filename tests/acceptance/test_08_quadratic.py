@@ -7,7 +7,8 @@ import pytest
 
 import antiphase as ap
 from antiphase.theory import quadratic
-from antiphase.theory.quadratic import Quadratic, best_damping, exact, simulate
+from antiphase.theory.damping import best_damping
+from antiphase.theory.quadratic import Quadratic, exact, simulate
 
 pytestmark = pytest.mark.long  # two minutes together; the unit tests have the same in small
 

@@ -12,6 +12,7 @@ from antiphase.factorization.toeplitz import Toeplitz
 from antiphase.objective import Average, Restarts
 from antiphase.theory import bounds
 from antiphase.theory.bounds import Constants
+from antiphase.theory.rows import Rows
 from tests import reference
 
 DESIGNS = [
@@ -77,14 +78,14 @@ def test_the_sums_are_those_of_the_matrix(name, options):
     for kappa in (0.01, 0.3, 5.0):
         m = kappa * B.sum(axis=0) / (1 + kappa * n)
         stale = kappa * np.square(B - np.tril(np.ones((40, 40))) * m).sum()
-        np.testing.assert_allclose(bounds._Rows(f).fresh(kappa), [stale, m @ m], rtol=1e-9)
+        np.testing.assert_allclose(Rows(f).fresh(kappa), [stale, m @ m], rtol=1e-9)
 
 
 @pytest.mark.parametrize("kappa", [0.01, 0.3, 5.0])
 def test_the_fresh_share_is_the_best_one(kappa):
     f = ap.design("dp-mf", steps=24)
     B, S = f.sensitivity * f.decoder(), np.tril(np.ones((24, 24)))
-    best = sum(bounds._Rows(f).fresh(kappa))
+    best = sum(Rows(f).fresh(kappa))
     rng = np.random.default_rng(0)
     for m in [np.zeros(24), np.ones(24), *rng.uniform(0, 1, (50, 24))]:
         assert best <= kappa * np.square(B - S * m).sum() + m @ m

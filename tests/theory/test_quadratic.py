@@ -12,7 +12,8 @@ from antiphase.factorization.base import Factorization
 from antiphase.mechanism import Mechanism
 from antiphase.objective import Curvature
 from antiphase.theory import quadratic
-from antiphase.theory.quadratic import Quadratic, best_damping, exact, simulate
+from antiphase.theory.damping import best_damping
+from antiphase.theory.quadratic import Quadratic, exact, simulate
 
 PAPER = Quadratic.paper()
 NOISE = 2.0  # the paper's σ = 20 in 100 dimensions

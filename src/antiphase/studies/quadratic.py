@@ -19,7 +19,8 @@ from antiphase._checks import Array
 from antiphase.factorization.base import Factorization
 from antiphase.report import charts, figures
 from antiphase.studies.running import Cell, Found, Result, Table
-from antiphase.theory.quadratic import Quadratic, best_damping, exact, simulate
+from antiphase.theory.damping import best_damping
+from antiphase.theory.quadratic import Quadratic, exact, simulate
 
 NAME = "quadratic"
 TITLE = "A quadratic that is not strongly convex, L = 10, 5,000 steps"

@@ -22,17 +22,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy
 
 from antiphase import _checks as check
 from antiphase._checks import Array
 from antiphase.factorization.base import Factorization
 from antiphase.factorization.dense import Dense
 from antiphase.factorization.fixed import Identity, chess_coefficients
-from antiphase.factorization.streamed import Stretch, _variances
 from antiphase.factorization.toeplitz import Toeplitz
-from antiphase.objective import Average, Objective, Restarts
-from antiphase.theory.following import stretches
+from antiphase.objective import Average, Restarts
+from antiphase.theory.rows import Rows
 
 ROUNDING = 1 + 1e-12  # a limit that is met but for rounding is met
 GRADIENT = "mean over t = 0 … T of E‖∇f(x_t)‖²"
@@ -130,7 +128,7 @@ def noise_bracket(factorization: Factorization, tau: int) -> Bracket:
     """
     f = _plain(factorization)
     tau = check.whole_number("tau", tau)
-    rows, last = _Rows(f), f.steps // tau * tau
+    rows, last = Rows(f), f.steps // tau * tau
     squares = rows.squares(Restarts(tau, weight=1.0))
     at_restart = np.arange(1, f.steps + 1) % tau == 0
     final = rows.square_of(last) if last else 0.0
@@ -214,7 +212,7 @@ def convex_bound(factorization: Factorization, constants: Constants) -> Bound:
     source = "fresh noise in the virtual sequence (convex)"
     f, distance, gamma = _plain(factorization), constants.needed("distance", source), constants.learning_rate
     conditions = (_step_below_one(source, constants),)
-    stale, fresh = _Rows(f).fresh(constants.step / (1 - constants.step))
+    stale, fresh = Rows(f).fresh(constants.step / (1 - constants.step))
     n = f.steps + 1
     unit = gamma * constants.noise_length**2 / (2 * n)
     parts = {"stale": unit * stale, "fresh": unit * fresh}
@@ -233,7 +231,7 @@ def fresh_nonconvex_bound(factorization: Factorization, constants: Constants) ->
     source = "fresh noise in the virtual sequence (non-convex)"
     f, gap, gamma = _plain(factorization), constants.needed("gap", source), constants.learning_rate
     conditions = (_step_below_one(source, constants),)
-    stale, fresh = _Rows(f).fresh(constants.step)
+    stale, fresh = Rows(f).fresh(constants.step)
     n = (f.steps + 1) * (1 - constants.step)
     unit = constants.step * constants.noise_length**2 / n
     parts = {"stale": unit * stale, "fresh": unit * fresh}
@@ -246,7 +244,7 @@ def plain_convex_bound(factorization: Factorization, constants: Constants) -> Bo
     Guarantee: for every convex L-smooth f with a minimiser, every B, and ``γL ≤ 1/4``. `convex_bound` is below it.
     """
     f = _plain(factorization)
-    mean_square = float(_Rows(f).squares(Average()).sum()) / (f.steps + 1)
+    mean_square = float(Rows(f).squares(Average()).sum()) / (f.steps + 1)
     per_variance = 4 * constants.learning_rate * constants.step * mean_square
     return _convex("plain virtual sequence (appendix D)", f, constants, 1 / 4, 2.0, per_variance)
 
@@ -322,7 +320,7 @@ def frobenius_rate(factorization: Factorization, constants: Constants) -> Bound:
     source = "Eq. 5 (Denisov et al. 2022)"
     f, gamma = _plain(factorization), constants.learning_rate
     distance, lipschitz = (constants.needed(name, source) for name in ("distance", "lipschitz"))
-    root_mean_square = math.sqrt(float(_Rows(f).squares(Average()).sum()) / f.steps)
+    root_mean_square = math.sqrt(float(Rows(f).squares(Average()).sum()) / f.steps)
     return Bound(
         source,
         VALUE,
@@ -424,69 +422,6 @@ def _with_zero(noise: Any) -> Array:
     """``b_0 = 0`` before the first row."""
     rows = np.asarray(noise, dtype=np.float64)
     return np.concatenate([np.zeros_like(rows[:1]), rows])
-
-
-# ---- sums over B, in O(T) where there is a stream ----------------------------------------------------------
-
-
-class _Rows:
-    """Rows and columns of ``sens(C)·B``, without the matrix where the encoder is a stream of few buffers."""
-
-    def __init__(self, f: Factorization) -> None:
-        self._f, self._stretches = f, stretches(f)
-
-    def squares(self, objective: Objective) -> Array:
-        """The squared norm of each row of ``ΛB``, times ``sens(C)²``."""
-        f, followed = self._f, objective.recurrence(self._f.workload)
-        if self._stretches is None or followed is None:
-            return f.sensitivity**2 * f._noise_squared(objective.root(f.workload))
-        P, N, weights = followed
-        return (f.sensitivity * weights) ** 2 * _variances(self._stretches, P, N)
-
-    def square_of(self, t: int) -> float:
-        """``sens(C)²‖b_t‖²``."""
-        if self._stretches is not None:
-            return float(self.squares(Average())[t - 1])
-        f = self._f
-        return float(f.sensitivity**2 * f._noise_squared(f.workload.dense()[t - 1 : t])[0])
-
-    def column_sums(self) -> Array:
-        """``sens(C)·Bᵀ1 = sens(C)·C⁻ᵀ(Sᵀ1)``."""
-        f = self._f
-        lengths = np.arange(f.steps, 0, -1, dtype=np.float64)
-        if self._stretches is None:
-            return f.sensitivity * np.asarray(
-                scipy.linalg.solve_triangular(f.encoder(), lengths, lower=True, trans="T")
-            )
-        parts, start = [], 0
-        for stretch in self._stretches:
-            parts.append(_solve_transposed(stretch, lengths[start : start + stretch.size]))
-            start += stretch.size
-        return f.sensitivity * np.concatenate(parts)
-
-    def fresh(self, kappa: float) -> tuple[float, float]:
-        """``κ‖B − S diag(m)‖_F²`` and ``‖m‖²`` at the m that makes their sum least, times ``sens(C)²``.
-
-        Column j of B has the sum ``s_j`` over the ``n_j = T − j + 1`` rows from j on: ``m_j = κ s_j/(1 + κ n_j)``.
-        """
-        s, n = self.column_sums(), np.arange(self._f.steps, 0, -1, dtype=np.float64)
-        m = kappa * s / (1 + kappa * n)
-        total = float(self.squares(Average()).sum())
-        stale = kappa * (total - 2 * float(s @ m) + float(n @ m**2))
-        return max(stale, 0.0), float(m @ m)
-
-
-def _solve_transposed(stretch: Stretch, right: Array) -> Array:
-    """``s = C⁻ᵀ·right`` for ``C_ij = r_iᵀT_i ⋯ T_{j+2}g_j``: ``δ_j s_j = right_j − g_jᵀp_j``, and backwards ``p_{j−1} =
-    r_j s_j + T_{j+1}ᵀp_j``."""
-    s, p = np.empty(stretch.size), np.zeros(stretch.r.shape[1:])
-    move = np.concatenate([stretch.move[1:], np.zeros_like(stretch.move[:1])])
-    for j in reversed(range(stretch.size)):
-        s[j] = (right[j] - np.vdot(stretch.g[j], p)) / stretch.delta[j]
-        before = stretch.r[j] * s[j] + move[j] * p[:, :1]
-        before[:, :-1] += p[:, 1:]
-        p = before
-    return s
 
 
 # ---- conditions --------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ curvature (for plain SGD at rate γ, ``γ·Toeplitz((1 − γh)^k)``), what the 
 So ``E‖∇f(x_t)‖² = Σ_h h²(signal_t + σ²‖row_t(A_h C⁻¹)‖²)``, and for a stream the rows' norms are the variances of a
 short linear recurrence: the covariances of its buffers are the same for every ``h``, and each ``h`` adds one column.
 
-`simulate` runs the same optimizer with the library's own noise; `best_damping` chooses the one-parameter surrogate of
-the exact objective (``design("curvature")``) by these expectations, not by a rule of thumb.
+`simulate` runs the same optimizer with the library's own noise.
 """
 
 from __future__ import annotations
@@ -18,21 +17,17 @@ from functools import cache
 from typing import Any, cast
 
 import numpy as np
-import scipy
 
 from antiphase import _checks as check
 from antiphase._checks import Array
-from antiphase.design import design
 from antiphase.factorization.base import Factorization
 from antiphase.factorization.streamed import Stretch
 from antiphase.mechanism import Mechanism
 from antiphase.noise import Key
-from antiphase.participation import Participation
 from antiphase.theory.following import stretches
 from antiphase.values import Value
 from antiphase.workload import Workload
 
-COARSE = 1.5  # between the dampings first tried, in log(1 − ρ)
 SIMULATED = "0" * 32  # the run of a simulation: nothing private is released, so the same seed is the same noise
 
 
@@ -491,89 +486,3 @@ class _Optimizer:
             share = 1.0 / (self._t - w.tail_start + 1)
         self._average = self._average + share * (self.iterate - self._average)
         return self._average
-
-
-# ---- the damped surrogate ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class DampedChoice:
-    """The damping that served best, and all that were tried: ``(rho, final_weight, value)``.
-
-    ``value`` is what noise of standard deviation 1 adds to the average of ``E‖∇f(x_t)‖²``, mixed with the last one's
-    if that was asked for.
-    """
-
-    rho: float
-    final_weight: float
-    value: float
-    factorization: Factorization
-    tried: tuple[tuple[float, float, float], ...]
-
-
-def best_damping(
-    problem: Quadratic,
-    *,
-    steps: int | None = None,
-    workload: Workload | None = None,
-    learning_rate: float = 1.0,
-    epochs: int = 1,
-    participation: Participation | None = None,
-    last: float = 0.0,
-    final_weights: Sequence[float] = (1.0,),
-    precision: float = 0.1,
-    **options: Any,
-) -> DampedChoice:
-    r"""The ``damped`` design that does best on ``problem``, by exact evaluation of every one tried.
-
-    For each of ``final_weights`` a search over ``ρ``: a few dampings between none (``ρ = 1``) and that of the largest
-    curvature, evenly in ``log(1 − ρ)``, then Brent's method around the best of them, to a relative ``precision`` of
-    ``1 − ρ``. What counts is the noise in the squared gradient, ``(1 − last)·average + last·last one``: neither its
-    scale nor where the optimum is plays a part. ``options`` go to `design`.
-
-    Guarantee: no design that was tried has a lower value.
-    """
-    last = check.real_number("last", last, least=0.0)
-    if last > 1:
-        raise ValueError(f"last = {last:g} must be at most 1: it is the share of the last step")
-    tried: dict[tuple[float, float], float] = {}
-    best: list[Factorization] = []
-
-    def value(rho: float, final_weight: float) -> float:
-        if (rho, final_weight) not in tried:
-            f = design(
-                "damped",
-                steps=steps,
-                workload=workload,
-                epochs=epochs,
-                participation=participation,
-                rho=rho,
-                final_weight=final_weight,
-                **options,
-            )
-            noise = exact(f, problem, learning_rate=learning_rate, noise=1.0).gradient.noise
-            found = float((1.0 - last) * noise.mean() + last * noise[-1])
-            if not tried or found < min(tried.values()):
-                best[:] = [f]
-            tried[rho, final_weight] = found
-        return tried[rho, final_weight]
-
-    unit = workload.largest_rate if workload is not None else 1.0
-    total = workload.steps if workload is not None else check.whole_number("steps", steps)
-    most = min(learning_rate * unit * problem.smoothness, 1.0)
-    least = min(1.0 / total, most) / 10.0
-    for final_weight in final_weights:
-        weight = check.positive_number("final_weight", final_weight)
-        value(1.0, weight)
-        points = np.linspace(math.log(least), math.log(most), math.ceil(math.log(most / least) / COARSE) + 1).tolist()
-        i = int(np.argmin([value(1.0 - math.exp(point), weight) for point in points]))
-        around = points[max(i - 1, 0)], points[min(i + 1, len(points) - 1)]
-        scipy.optimize.minimize_scalar(
-            lambda point, weight=weight: value(1.0 - math.exp(point), weight),
-            bounds=around,
-            method="bounded",
-            options={"xatol": check.positive_number("precision", precision)},
-        )
-    rho, final_weight = min(tried, key=lambda key: tried[key])
-    triples = tuple((r, w, v) for (r, w), v in tried.items())
-    return DampedChoice(rho, final_weight, tried[rho, final_weight], best[0], triples)
