@@ -136,6 +136,7 @@ def exact(
     Guarantee: exact up to rounding for every factorization and workload; agrees with `simulate` in distribution. In
     O(T·buffers·(buffers + curvatures)) for streams and encoders of few diagonals, O(T²·curvatures) for others.
 
+    >>> from antiphase import design
     >>> found = exact(design("dp-sgd", steps=2), Quadratic([1.0], optimum=1.0), learning_rate=0.5, noise=1.0)
     >>> found.gradient.signal, found.gradient.noise
     (array([1.    , 0.25  , 0.0625]), array([0.    , 0.25  , 0.3125]))
