@@ -30,7 +30,7 @@ def box_muller(first, second):
     """Of words of 32 bits: 40 bits for the radius, 24 for the angle."""
     forty = (first << 8) | (second & 255)
     radius = np.sqrt(-2 * np.log((forty + 0.5) * 2.0**-40))
-    angle = 2 * np.pi * (second >> 8) * 2.0**-24 - np.pi / 4
+    angle = 2 * np.pi * ((second >> 8) + 0.5) * 2.0**-24 - np.pi / 4
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
 
 
@@ -66,10 +66,17 @@ def test_every_bit_counts_out_to_the_tails():
     assert np.hypot(made[0], made[HALF]) == pytest.approx(np.sqrt(82 * np.log(2)), rel=1e-6)  # 7.54
 
 
-def test_the_largest_words_make_no_more_than_a_zero():
-    """u rounds to 1 there: its logarithm to 0 or a little more, of which the root must be a number."""
+def test_no_normal_is_zero():
+    """Neither where u would round to 1, nor on an axis: the released number would be the gradient itself."""
     second = np.random.default_rng(0).integers(2**32, size=HALF, dtype=np.uint64)
-    assert np.abs(from_words(np.full(HALF, 2**32 - 1, np.uint64), second)).max() < 1e-3
+    smallest = from_words(np.full(HALF, 2**32 - 1, np.uint64), second)
+    np.testing.assert_allclose(np.hypot(smallest[:HALF], smallest[HALF:]), np.sqrt(2 * 2.0**-24), rtol=1e-3)
+    assert smallest.all()
+    axes = (2**21 + 2**22 * np.arange(4))[:, None] + np.arange(-64, 64)
+    near = from_words(np.full(HALF, 2**31, np.uint64), axes.ravel().astype(np.uint64) << 8)
+    half_step = np.sqrt(2 * np.log(2)) * np.pi * 2.0**-24
+    np.testing.assert_allclose(np.abs(near.reshape(2, 4, 128)).min(0).min(1), half_step, rtol=1e-5)
+    assert abs(near.sum()) < 1e-4, "as far beside an axis as before it"
 
 
 def test_any_order_and_any_number_at_once_give_the_same():

@@ -289,7 +289,10 @@ class Server:
                 "number of clients. Nothing was changed. Go on with the same, or begin in another folder"
             )
         if content["key"] != self._key.fingerprint():
-            raise StateError(f"{self._folder.checkpoint}: was written with another key. Nothing was changed")
+            raise StateError(
+                f"{self._folder.checkpoint}: was written with another key, or by an antiphase whose noise is another. "
+                "Nothing was changed"
+            )
         self._position = int(content["position"])
         like = self._model
         self._model = {name: _frozen(content["model"][name].reshape(a.shape)) for name, a in like.items()}

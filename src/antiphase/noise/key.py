@@ -19,6 +19,7 @@ from antiphase.errors import KeyFileError
 
 SIZE = 32  # bytes
 PERSON = b"antiphase-noise1"  # of BLAKE2b: nothing else derives the same subkeys from the same key
+NOISE = 2  # the version of the noise: one more whenever the same key gives other bits
 
 
 class Key:
@@ -154,8 +155,9 @@ class Key:
         return run
 
     def fingerprint(self) -> str:
-        """Tells this key from others, and nothing else about it."""
-        return f"{self.subkey('fingerprint'):032x}"
+        """Tells this key, and the noise that is made of it, from others; nothing else about it."""
+        # PRIVACY: rows of another version of the noise do not cancel these, as those of another key do not.   [G12]
+        return f"{self.subkey('fingerprint', str(NOISE)):032x}"
 
     def subkey(self, *parts: str) -> int:
         """128 bits for one purpose: keyed BLAKE2b of the parts, each with its length.   [G12]"""

@@ -1,9 +1,9 @@
 r"""Standard normals as a pure function of (subkey, step, lane, position): AES in counter mode, then Box and Muller.
 
 A *chunk* is 1,024 normals from 256 AES blocks, at the counter ``lane·2¹¹² + step·2⁶⁴ + 256·chunk``. Of each pair of
-32-bit words, 40 bits make the radius (so it reaches 7.5 standard deviations) and 24 the angle. The arithmetic is
-float32 without reassociation or contraction: the same bits on every machine, however many threads or chunks are drawn
-at once.
+32-bit words, 40 bits make the radius (so it reaches 7.5 standard deviations) and 24 the angle, which lies half a step
+beside the axes: no normal is zero. The arithmetic is float32 without reassociation or contraction: the same bits on
+every machine, however many threads or chunks are drawn at once.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ _LOG = tuple(
 _LN2_HIGH, _LN2_LOW = _f(0.693359375), _f(-2.12194440e-4)
 _SIN = tuple(_f(c) for c in (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1))
 _COS = tuple(_f(c) for c in (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2))
-_RADIANS, _EIGHTH = _f(math.pi / 2 * 2.0**-22), _f(math.pi / 4)
+_RADIANS = _f(math.pi / 2 * 2.0**-23)
 _ROOT_HALF_BITS = _i(0x3F3504F3)
-_UNIT, _LOW, _MIDDLE = _f(2.0**-24), _f(2.0**-16), _f(2.0**-17)
+_UNIT, _LOW, _MIDDLE, _BELOW_ONE = _f(2.0**-24), _f(2.0**-16), _f(2.0**-17), _f(1 - 2.0**-24)
 _ONE, _TWO, _ONE_HALF = _f(1.0), _f(2.0), _f(0.5)
 
 
@@ -159,10 +159,11 @@ def draw(function: int, state: int, memory: NDArray[np.uint64], low_word: int, h
         for i in range(HALF):
             bits[i] = _next(function, state)
         cosines, sines = out[base : base + HALF], out[base + HALF : base + CHUNK]
-        for i in range(HALF):  # a uniform number in (0, 1] with 40 bits, the low ones of weight where it is small
+        for i in range(HALF):  # a uniform number in (0, 1) with 40 bits, the low ones of weight where it is small
             high = _f(_i(first[i] >> _u(8)))
             low = _f(_i(((first[i] & _u(255)) << _u(8)) | (second[i] & _u(255))))
-            u[i] = (high + (low * _LOW + _MIDDLE)) * _UNIT
+            # PRIVACY: 1 would be a radius of 0, and what is released there the gradient itself.   [G8]
+            u[i] = min((high + (low * _LOW + _MIDDLE)) * _UNIT, _BELOW_ONE)
         for i in range(HALF):  # u = mantissa·2^exponent with the mantissa between √½ and √2
             power = _i(_i(u_bits[i] - _ROOT_HALF_BITS) >> _i(23))
             exponent[i] = _f(power)
@@ -182,10 +183,10 @@ def draw(function: int, state: int, memory: NDArray[np.uint64], low_word: int, h
             y = y * x * square + _LN2_LOW * exponent[i] - _ONE_HALF * square
             logarithm = (x + y) + _LN2_HIGH * exponent[i]
             radius[i] = np.sqrt(abs(_TWO * logarithm))
-        for i in range(HALF):  # two bits choose the quadrant, 22 the angle within it
+        for i in range(HALF):  # two bits choose the quadrant, 22 the angle within it, an odd number of half steps
             angle = _i(second[i] >> _u(8))
             quadrant = _i(angle >> _i(22))
-            x = _f(_i(angle & _i(0x3FFFFF))) * _RADIANS - _EIGHTH
+            x = _f(_i(_i(_i(angle & _i(0x3FFFFF)) << _i(1)) - _i(0x3FFFFF))) * _RADIANS
             square = x * x
             sine = ((_SIN[0] * square + _SIN[1]) * square + _SIN[2]) * square * x + x
             cosine = ((_COS[0] * square + _COS[1]) * square + _COS[2]) * square * square

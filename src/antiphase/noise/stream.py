@@ -20,7 +20,7 @@ from antiphase.factorization.inverse import InverseToeplitz
 from antiphase.factorization.streamed import Streamed
 from antiphase.factorization.tree import Tree, full_estimator_stream
 from antiphase.noise.engines import DRAWN_AGAIN, Engine, Moving, Nodes, Piece, Regenerated, Ring, States, state_type
-from antiphase.noise.key import Key
+from antiphase.noise.key import NOISE, Key
 from antiphase.noise.normals import CHUNK, Normals, Row
 
 LONGEST_RING = 64  # diagonals; beyond, drawing normals again is cheaper than reading so many rows
@@ -122,7 +122,7 @@ class NoiseStream:
         """All that `restore` needs besides the mechanism and the key. No secret is in it, nor any noise."""
         shapes = {name: list(shape) for name, shape in self._shapes.items()}
         return {
-            "version": 1,
+            "version": NOISE,
             "mechanism": self._plan.digest,
             "run": self._run,
             "position": self._position,
@@ -142,7 +142,8 @@ class NoiseStream:
             version, mechanism, position = state["version"], state["mechanism"], state["position"]
             shapes = {str(name): tuple(shape) for name, shape in state["shapes"].items()}
             flat, run = bool(state["flat"]), str(state["run"])
-            if version != 1 or isinstance(position, bool) or not isinstance(position, int) or position < 0:
+            # PRIVACY: another version draws other normals, and would take back noise that was never added.   [G12]
+            if version != NOISE or isinstance(position, bool) or not isinstance(position, int) or position < 0:
                 raise ValueError(f"version {version!r}, position {position!r}")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"this is not the state of a noise stream ({error})") from error

@@ -152,8 +152,9 @@ class Release:
         if not same_key and not fresh_noise:
             # PRIVACY: rows of another key do not cancel those before; together they are two releases.   [G15]
             raise KeyFileError(
-                "the checkpoint was saved with another key. Nothing was changed. Go on with that key, or with fresh "
-                "noise, accounted as a second release: load_checkpoint(…, fresh_noise=True)"
+                "the checkpoint was saved with another key, or by an antiphase whose noise is another. Nothing was "
+                "changed. Go on with that, or with fresh noise, accounted as a second release: "
+                "load_checkpoint(…, fresh_noise=True)"
             )
         # PRIVACY: rows of different steps, or runs, are together no row of the noise.   [G17]
         self.group.require_same("checkpoint", f"run {state['run']}, step {state['position']}")
