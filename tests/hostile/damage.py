@@ -5,29 +5,36 @@
 makes and loads so many files in all and prints one line of JSON.
 """
 
+import dataclasses
 import io
 import json
 import os
 import pickle
 import random
 import resource
+import shutil
 import sys
 import tarfile
+import tempfile
 import time
 import traceback
 import zipfile
 from collections import Counter
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 import antiphase as ap
 from antiphase import data, files
 from antiphase.errors import AntiphaseError
 from antiphase.theory.spectrum import Spectrum
+from antiphase.torch.training import Recipe, train
 from antiphase.verification import read_statement, verify
+from tests.federated import setting as federated
 from tests.hostile.calls import TookTooLongError, is_ours, limited
 from tests.torch.setting import Training
 
@@ -102,7 +109,67 @@ def originals(folder):
             raise AssertionError("another model was loaded")
 
     kinds["checkpoint"] = folder / "checkpoint", resumed
-    return kinds
+    return kinds | images(folder / "images") | training_folder(folder / "trained") | federated_folder(folder / "server")
+
+
+def images(folder):
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for i in range(4):
+            Image.new("L", (4, 4), 50 * i).save(folder / name / f"{i}.png")
+    return {"image": among(folder, folder / "cat" / "1.png", data.load)}
+
+
+def training_folder(folder):
+    """Of a run that stopped after 4 of 6 steps: all that it is described by, and its ledger."""
+    digits = data.load("digits")
+    few = dataclasses.replace(digits, train=data.Split(digits.train.inputs[:60], digits.train.targets[:60]))
+    recipe = Recipe(epochs=2, batch_size=20, learning_rate=0.5, epsilon=8.0, delta=1e-5, mechanism="dp-mf")
+
+    def stop(step, *_):
+        if step == 4:
+            raise EOFError
+
+    with suppress(EOFError):
+        train(recipe, few, checkpoint=folder, progress=stop)
+
+    def went_on(whole):
+        weights = train(recipe, few, checkpoint=whole, resume=True).weights
+        if any(not torch.equal(ended.setdefault(name, weights[name]), weights[name]) for name in weights):
+            raise AssertionError("the run ended otherwise")
+
+    ended = {}
+    parts = {"run": folder / "run.json", "curve": folder / "curve.json", "ledger": next(folder.glob("*.ledger"))}
+    return {name: among(folder, path, went_on) for name, path in parts.items()}
+
+
+def federated_folder(folder):
+    """Of a training that stopped after 2 of 6 rounds."""
+    mechanism = federated.mechanism()
+    server = federated.train(federated.server(mechanism, folder=folder), until=2)
+    server.close()
+
+    def went_on(whole):
+        server = federated.server(mechanism, folder=whole)
+        try:
+            federated.train(server, until=3)
+        finally:
+            server.close()
+
+    return {"server": among(folder, folder / "checkpoint", went_on)}
+
+
+def among(folder, path, go_on):
+    """A file that is used with all others of its folder."""
+
+    def load(damaged):
+        with tempfile.TemporaryDirectory() as temporary:
+            whole = Path(temporary) / "whole"
+            shutil.copytree(folder, whole)
+            shutil.copy(damaged, whole / path.relative_to(folder))
+            go_on(whole)
+
+    return path, load
 
 
 def used_mechanism(path):

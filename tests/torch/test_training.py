@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from antiphase import Key, data
-from antiphase.errors import StateError
+from antiphase.errors import FileFormatError, StateError
 from antiphase.torch import training
 from antiphase.torch.models import model
 from antiphase.torch.training import Recipe, torch_generator, train
@@ -258,6 +258,25 @@ def test_a_run_without_its_checkpoint_is_not_begun_again(tmp_path):
         train(RECIPE, DIGITS, checkpoint=folder, resume=True)
     (tmp_path / "elsewhere").rename(folder / "checkpoint")
     assert train(RECIPE, DIGITS, checkpoint=folder, resume=True).steps == 20
+
+
+@pytest.mark.slow
+def test_what_describes_a_run_is_refused_if_damaged_and_nothing_is_lost(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(Stop):
+        train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(4), evaluate=2)
+    for name, contents in {
+        "run.json": [b"", b"[]", b"{", b"\xff", b"[" * 100_000],
+        "curve.json": [b"", b"[]", b"{}", b'{"curve": [[1, 2]], "seconds": 0}', b'{"curve": [], "seconds": "x"}'],
+    }.items():
+        whole = (folder / name).read_bytes()
+        for content in contents:
+            (folder / name).write_bytes(content)
+            with pytest.raises(FileFormatError, match=f"{name}: is damaged .* Nothing was changed"):
+                train(RECIPE, DIGITS, checkpoint=folder, resume=True)
+        (folder / name).write_bytes(whole)
+    (folder / "curve.json").unlink()
+    assert [step for step, *_ in train(RECIPE, DIGITS, checkpoint=folder, resume=True, evaluate=8).curve] == [8, 16, 20]
 
 
 @pytest.mark.slow

@@ -28,7 +28,8 @@ from antiphase import _checks as check
 from antiphase import files
 from antiphase.data import Dataset
 from antiphase.design import design, names
-from antiphase.errors import StateError
+from antiphase.errors import FileFormatError, StateError
+from antiphase.factorization.base import MALFORMED
 from antiphase.interrupts import first_ctrl_c
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.noise.key import Key
@@ -335,11 +336,10 @@ class _Run:
                 raise StateError(f"{self.folder}: steps were released, and their checkpoint is gone. Put it back")
             self.save()
             return
+        curve, self.seconds = _kept_curve(self.folder / "curve.json")
         self.engine.load_checkpoint(path=self.folder / "checkpoint", **self._state())
         self.done = self.steps - self.engine.remaining_steps
-        kept = json.loads((self.folder / "curve.json").read_text())
-        self.curve = [(point[0], point[1], point[2]) for point in kept["curve"] if point[0] <= self.done]
-        self.seconds = kept["seconds"]
+        self.curve = [point for point in curve if point[0] <= self.done]
 
     def _state(self) -> dict[str, Any]:
         return {"module": self.module, "optimizer": self.optimizer, "scheduler": self.scheduler}
@@ -462,11 +462,34 @@ def _refuse_folder(folder: Path, resume: bool, identity: dict[str, Any]) -> None
         return
     if not (folder / "run.json").exists():
         raise FileNotFoundError(f"{folder}: there is no run to go on with; leave resume out to begin one")
-    found = json.loads((folder / "run.json").read_text())
+    found = _kept(folder / "run.json", "Put it back as it was")
     names = [*identity, *(found.keys() - identity.keys())]
     other = [f"{n} was {found.get(n)!r}, is {identity.get(n)!r}" for n in names if found.get(n) != identity.get(n)]
     if other:
         raise ValueError(f"{folder}: holds another run: {'; '.join(other)}. Nothing was changed")
+
+
+def _kept(path: Path, remedy: str) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+        raise ValueError(f"a {type(found).__name__}")
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path}: is damaged ({error}). Nothing was changed. {remedy}") from error
+
+
+def _kept_curve(path: Path) -> tuple[list[tuple[int, float, float]], float]:
+    """The accuracies seen so far, and the seconds taken; none if they were deleted, for no step needs them."""
+    if not path.exists():
+        return [], 0.0
+    remedy = "Delete it to go on without the accuracies seen so far"
+    kept = _kept(path, remedy)
+    try:
+        curve = [(int(step), float(accuracy), float(loss)) for step, accuracy, loss in kept["curve"]]
+        return curve, float(kept["seconds"])
+    except MALFORMED as error:
+        raise FileFormatError(f"{path}: is damaged ({error}). Nothing was changed. {remedy}") from error
 
 
 def _begin_folder(folder: Path, key: Key, identity: dict[str, Any]) -> None:
