@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,21 @@ def test_a_training_goes_on_where_it_was(tmp_path):
         assert s.counts == counts
         assert s.model["scale"].shape == ()
         assert s.epsilon(spent=True) == m.epsilon()
+
+
+def test_a_round_is_on_the_disk_before_the_next_is_asked_for(tmp_path, monkeypatch):
+    """The bytes before the new name, and the name too: a power failure leaves the old round or the new one."""
+    with server(folder=tmp_path) as s:
+        done, sync, replace = [], os.fsync, os.replace
+
+        def synced(handle):
+            done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+            sync(handle)
+
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "replace", lambda *names: done.append("name") or replace(*names))
+        train(s, until=1)
+    assert done == ["file", "name", "folder", "file"], "the checkpoint, then the ledger"
 
 
 def test_who_took_part_is_remembered(tmp_path):
