@@ -373,7 +373,7 @@ def state_step(row: Row, state: Any, start: int, r: Array, g: Array, move: Array
 def accumulate(c: Row, z: Row, made: Row, top: int) -> None:
     """``made[top:] += c @ z``, chunk by chunk, each entry summed in the order of the steps, whatever the shapes."""
     for chunk in range(made.shape[0]):
-        for r in range(0, c.shape[0], 4):
+        for r in range(0, min(c.shape[0], made.shape[1] - top), 4):  # numba looks at no bounds
             m0, m1 = made[chunk, top + r], made[chunk, top + r + 1]
             m2, m3 = made[chunk, top + r + 2], made[chunk, top + r + 3]
             for j in range(0, c.shape[1], 4):
