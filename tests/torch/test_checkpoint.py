@@ -9,6 +9,7 @@ from torch import nn
 
 import antiphase as ap
 from antiphase.errors import AntiphaseError, FileFormatError, HorizonError, ReplayError, StateError
+from antiphase.torch import PrivacyEngine
 from tests.torch.setting import Training, data
 
 pytestmark = pytest.mark.slow  # seconds each; `make check` has test_engine.py
@@ -61,6 +62,49 @@ def test_a_run_goes_on_bit_for_bit(key, tmp_path, mechanism, stop):
     assert again.release.drawn == 15, "each step once"
     with pytest.raises(HorizonError):
         again.step(next(iter(again.loader)))
+
+
+def own_checkpoint(t):
+    parts = {"module": t.module, "optimizer": t.optimizer, "scheduler": t.scheduler, "engine": t.engine}
+    return {name: part.state_dict() for name, part in parts.items()}
+
+
+@pytest.mark.parametrize("stop", [1, 8])
+def test_a_checkpoint_of_ones_own_goes_on_as_well(key, tmp_path, stop):
+    whole = training(key, mechanism="dp-mf")
+    whole.run(stop)
+    torch.save(own_checkpoint(whole), tmp_path / "own")
+    whole.run()
+    kept = torch.load(tmp_path / "own", weights_only=True)
+    again = training(ap.Key.load(tmp_path / "key"), mechanism="dp-mf")
+    for name, part in {"module": again.module, "optimizer": again.optimizer, "scheduler": again.scheduler}.items():
+        part.load_state_dict(kept[name])
+    torch.manual_seed(99)
+    again.engine.load_state_dict(kept["engine"])
+    again.run()
+    assert again.engine.remaining_steps == 0
+    assert torch.equal(whole.weights(), again.weights())
+    assert whole.engine.get_epsilon(1e-5) == again.engine.get_epsilon(1e-5)
+
+
+def test_the_state_of_another_engine_is_refused_and_nothing_changed(key, tmp_path):
+    first = training(key, mechanism="dp-mf")
+    first.run(3)
+    state = first.engine.state_dict()
+    again = training(ap.Key.load(tmp_path / "key"), mechanism="dp-mf")
+    random = torch.get_rng_state()
+    bad = [None, {}, {**state, "random": 3}, {**state, "release": {}}, {**state, "order": None}, {**state, "order": 1}]
+    bad += [{**state, "release": state["release"] | part} for part in ({"position": "x"}, {"world": 2}, {"key": "00"})]
+    for wrong in bad:
+        with pytest.raises(AntiphaseError):
+            again.engine.load_state_dict(wrong)
+        assert torch.equal(torch.get_rng_state(), random)
+    with pytest.raises(StateError, match=r"with mechanism .* Nothing was changed"):
+        training(ap.Key.load(tmp_path / "key"), mechanism="tree").engine.load_state_dict(state)
+    with pytest.raises(ValueError, match="call make_private first"):
+        PrivacyEngine().load_state_dict(state)
+    again.engine.load_state_dict(state)
+    assert again.release.position == 3
 
 
 def test_a_fork_of_a_checkpoint_is_refused(key, tmp_path):

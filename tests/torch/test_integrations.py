@@ -68,14 +68,15 @@ def pl(request):
     return pytest.importorskip(request.param, reason="needs the extra antiphase[lightning]")
 
 
-def lit_module(pl, schedule=None, optimizers=1):
+def lit_module(pl, schedule=None, optimizers=1, dropout=False):
     class Lit(pl.LightningModule):
         def __init__(self):
             super().__init__()
             self.net = setting.small_model()
+            self.dropout = torch.nn.Dropout(0.3 if dropout else 0.0)
 
         def forward(self, inputs):
-            return self.net(inputs)
+            return self.net(self.dropout(inputs))
 
         def training_step(self, batch, _):
             loss = F.cross_entropy(self(batch[0]), batch[1])
@@ -181,6 +182,41 @@ class TestLightning:
             lit_trainer(pl, [PrivacyCallback(engine_for(), **TARGET)]).fit(module, lit_loader())
         with pytest.raises(ValueError, match="one torch DataLoader"):
             lit_trainer(pl, [PrivacyCallback(engine_for(), **TARGET)]).fit(lit_module(pl), [lit_loader(), lit_loader()])
+
+    @pytest.mark.parametrize("stop", [1, 3, 4, 6])
+    def test_a_checkpoint_of_lightnings_goes_on_bit_for_bit(self, pl, tmp_path, stop):
+        """Within an epoch, between two and after the last one; dropout and a schedule go on too."""
+        key = ap.Key.generate()
+
+        def fit(ckpt_path=None, callbacks=()):
+            callback = PrivacyCallback(PrivacyEngine(mechanism="dp-mf", key=key), **TARGET)
+            torch.manual_seed(7)
+            module = lit_module(pl, "step", dropout=True)
+            torch.manual_seed(8 if ckpt_path is None else 9)
+            trainer = lit_trainer(pl, [callback, *callbacks], enable_checkpointing=bool(callbacks))
+            trainer.fit(module, lit_loader(), ckpt_path=ckpt_path)
+            assert callback.engine.remaining_steps == 0
+            assert trainer.global_step == 6
+            return callback, module
+
+        saving = type(lit_trainer(pl, [], enable_checkpointing=True).checkpoint_callback)(
+            tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1
+        )
+        whole, expected = fit(callbacks=[saving])
+        again, module = fit(tmp_path / f"step={stop}.ckpt")
+        assert not moved(expected, module)
+        assert again.engine._release.drawn == 6
+        assert again.engine.get_epsilon(1e-5) == whole.engine.get_epsilon(1e-5)
+        assert (again.engine._release.ledger.count == EPOCHS).all()
+
+    def test_a_checkpoint_without_the_place_in_the_noise_is_refused(self, pl, tmp_path):
+        trainer, module = lit_trainer(pl, [], max_steps=2), lit_module(pl)
+        trainer.fit(module, lit_loader())
+        trainer.save_checkpoint(tmp_path / "plain.ckpt")
+        callback = PrivacyCallback(engine_for(), **TARGET)
+        with pytest.raises(ValueError, match="was saved without a PrivacyCallback"):
+            lit_trainer(pl, [callback]).fit(module, lit_loader(), ckpt_path=tmp_path / "plain.ckpt")
+        assert callback.engine.mechanism is None
 
     def test_one_target(self, pl):
         with pytest.raises(TypeError, match="one of the two"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,10 @@ def save(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Releas
     files.write(_own_file(path, release), content)
 
 
-def load(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, fresh_noise: bool = False) -> Any:
-    """Put everything back, and return the order; refuse what belongs to another mechanism, key or number of processes.
+def load(
+    path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, go_on: Callable[[Any, Any], None]
+) -> None:
+    """Put everything back; ``go_on`` is called with the state of the release and the order of the batches first.
 
     Guarantee: the file is checked against its digest before anything is changed, and nothing in it is executed.   [G6]
     """
@@ -41,15 +44,7 @@ def load(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Releas
         if content["what"] != "checkpoint":
             raise FileFormatError(f"{path}: holds a {content['what']!r}, not a checkpoint")
         tensors = content["tensors"] | {"like": next(filter(distributed.is_shard, module.parameters()), None)}
-        state = _unpacked(content["release"], tensors)
-        if state["mechanism"] != release.mechanism.digest:
-            raise StateError(
-                f"{path}: was saved with mechanism {state['mechanism'][:16]}…, and this one is "
-                f"{release.mechanism.digest[:16]}…. Nothing was changed. Call make_private with the same arguments"
-            )
-        if state["world"] != release.group.world:
-            raise StateError(f"{path}: was saved by {state['world']} process(es), and here are {release.group.world}")
-        release.restore(state, fresh_noise)
+        go_on(_unpacked(content["release"], tensors), _unpacked(content["order"], tensors))
         try:
             module.load_state_dict(_unpacked(content["module"], tensors))
         except RuntimeError as error:  # torch's, for names and shapes that are not the model's
@@ -59,11 +54,23 @@ def load(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Releas
         if scheduler is not None and content["scheduler"] is not None:
             scheduler.load_state_dict(_unpacked(content["scheduler"], tensors))
         torch.set_rng_state(_unpacked(content["random"], tensors))
-        return _unpacked(content["order"], tensors)
     except (FileFormatError, KeyFileError, StateError, ParticipationError):
         raise
     except MALFORMED as error:
         raise FileFormatError(f"{path}: not a valid checkpoint ({error})") from error
+
+
+def with_tensors(item: Any) -> Any:
+    """``item`` with tensors for arrays, which ``torch.load(…, weights_only=True)`` takes; `with_arrays` undoes it."""
+    if isinstance(item, dict):
+        return {name: with_tensors(part) for name, part in item.items()}
+    return torch.from_numpy(item.copy()) if isinstance(item, np.ndarray) else item
+
+
+def with_arrays(item: Any) -> Any:
+    if isinstance(item, dict):
+        return {name: with_arrays(part) for name, part in item.items()}
+    return item.numpy().copy() if isinstance(item, torch.Tensor) else item
 
 
 def _own_file(path: Any, release: Release) -> Any:

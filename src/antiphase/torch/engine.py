@@ -6,16 +6,19 @@ import dataclasses
 import math
 import os
 import warnings
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import opacus
 import torch
 from torch import nn
 
 from antiphase.design import design
-from antiphase.factorization.base import Factorization
+from antiphase.errors import KeyFileError, ParticipationError, StateError
+from antiphase.factorization.base import MALFORMED, Factorization
 from antiphase.ledger import ParticipationLedger
 from antiphase.mechanism import Mechanism, calibrate, load
 from antiphase.noise.key import Key
@@ -308,19 +311,52 @@ class PrivacyEngine(opacus.PrivacyEngine):
             return found
         scheduler = checkpoint.only_scheduler(more)
         release = self._planned_release()
-        order = checkpoint.load(path, module, optimizer, scheduler, release, fresh_noise)
-        sampler = getattr(release.batches, "sampler", None)
-        if isinstance(sampler, CyclicPoisson | BallsInBins):
-            if not isinstance(order, dict) or order.get("size") != sampler.size:
-                raise ValueError(f"{path}: was saved with another dataset, or with batches of another kind")
-            sampler.restore(order, release.position)
-        elif isinstance(sampler, FixedOrder):
-            if order is None or len(order) != len(sampler.order):
-                raise ValueError(f"{path}: was saved with another dataset, of {0 if order is None else len(order)}")
-            sampler.order = order
-            assert self.plan is not None
-            sampler.first = release.position % self.plan.every * self.plan.accumulation
+        checkpoint.load(path, module, optimizer, scheduler, release, partial(self._go_on, fresh_noise=fresh_noise))
         return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of your own needs besides those of module, optimizer and scheduler: the place in the noise,
+        the ledger, the order of the batches and the state of torch's generator.
+
+        Plain values and tensors, which ``torch.load`` takes with ``weights_only=True``; the key is not in it. Of
+        several processes, each has its own.
+        """
+        release = self._planned_release()
+        place = {"release": release.state(), "order": _order_of(release.batches), "random": torch.get_rng_state()}
+        made: dict[str, Any] = checkpoint.with_tensors(place)
+        return made
+
+    def load_state_dict(self, state: dict[str, Any], *, fresh_noise: bool = False) -> None:
+        """Go on where `state_dict` was called: same arguments to make_private, same key, as with `load_checkpoint`."""
+        self._planned_release()
+        try:
+            place = checkpoint.with_arrays(state)
+            torch.Generator().set_state(state["random"])  # so that nothing is changed if it is none
+            self._go_on(place["release"], place["order"], fresh_noise=fresh_noise)
+            torch.set_rng_state(state["random"])
+        except (StateError, KeyFileError, ParticipationError):
+            raise
+        except (*MALFORMED, RuntimeError) as error:
+            raise StateError(f"this is not the state of an engine ({error})") from error
+
+    def _go_on(self, state: Any, order: Any, *, fresh_noise: bool) -> None:
+        """At the place in noise and batches where ``state`` and ``order`` were taken; refuse those of other data."""
+        assert self.plan is not None
+        release = self._planned_release()
+        sampler: Any = getattr(release.batches, "sampler", None)
+        sampled, fixed = isinstance(sampler, CyclicPoisson | BallsInBins), isinstance(sampler, FixedOrder)
+        if (sampled and (not isinstance(order, dict) or order.get("size") != sampler.size)) or (
+            fixed and np.shape(order) != sampler.order.shape
+        ):
+            raise StateError(
+                "the checkpoint was saved with another dataset, or with batches of another kind. Nothing was changed"
+            )
+        release.restore(state, fresh_noise)
+        if sampled:
+            sampler.restore(order, release.position)
+        elif fixed:
+            sampler.order = order
+            sampler.first = release.position % self.plan.every * self.plan.accumulation
 
     # ---- details -------------------------------------------------------------------------------------------
 

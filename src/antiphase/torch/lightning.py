@@ -6,6 +6,7 @@ import importlib
 import warnings
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from antiphase.torch.engine import PrivacyEngine
@@ -36,6 +37,9 @@ class PrivacyCallback(_Callback):
     are all other ``options``. The length of the plan is that of the Trainer (``max_epochs``, ``max_steps``), and the
     rates are those of the module's scheduler. ``log_epsilon`` is the name to log the ε spent under, every epoch.
 
+    A checkpoint of Lightning's holds the place in the noise, the ledger and the order of the batches too:
+    ``trainer.fit(…, ckpt_path=…)`` goes on there, with a key that is kept in a file (``PrivacyEngine(key=…)``).
+
     Guarantee: the module's one optimizer steps on the clipped sum plus noise, of batches that the ledger has seen, or
     not at all. The loss of ``training_step`` must be a mean of the examples' own losses. What the module logs about
     training data is no part of the release.   [G14, G16]
@@ -62,6 +66,7 @@ class PrivacyCallback(_Callback):
         self.engine = PrivacyEngine() if engine is None else engine
         self.optimizer: Any = None
         self._hooks: Any = None
+        self._kept: dict[str, Any] | None = None  # the engine's state in the checkpoint to go on from
         self._delta, self._name = target_delta, log_epsilon
         self._options = {"max_grad_norm": max_grad_norm, "target_delta": target_delta, **options}
         self._make: Any = self.engine.make_private
@@ -74,6 +79,9 @@ class PrivacyCallback(_Callback):
         """Lightning has its optimizer and scheduler by now, and has fetched no batch yet."""
         trainer.fit_loop.setup_data()
         _refuse(trainer)
+        if trainer.ckpt_path is not None and self._kept is None:
+            # PRIVACY: without its place in the noise, steps that were released would be released again.   [G15]
+            raise ValueError(f"ckpt_path = {str(trainer.ckpt_path)!r}: was saved without a PrivacyCallback")
         scheduler, every = _scheduler(trainer)
         self._hooks, self.optimizer, loader = self._make(
             module=pl_module,
@@ -86,11 +94,27 @@ class PrivacyCallback(_Callback):
             wrap_model=False,
             **self._options,
         )
+        if self._kept is not None:
+            self.engine.load_state_dict(self._kept)
         trainer.optimizers = [self.optimizer]
         # Lightning has no public way to exchange the loader. Where this one fails, the ledger refuses every step.
         trainer.fit_loop._data_source.instance = loader
         trainer.fit_loop._combined_loader = None
         trainer.fit_loop.setup_data()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For Lightning's checkpoints: the engine's, once there is a plan."""
+        return {} if self.optimizer is None else self.engine.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Kept until there is a plan to go on with."""
+        self._kept = state_dict
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Checks of the validation come between; dropout goes on as if there had been none."""
+        if self._kept is not None:
+            torch.set_rng_state(self._kept["random"])
+            self._kept = None
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if self._name is not None and self._delta is not None:
@@ -117,8 +141,6 @@ def _refuse(trainer: Any) -> None:
         f"{len(trainer.optimizers)} optimizers: the plan is for the steps of one": len(trainer.optimizers) != 1,
         "a scaler of the loss (precision 16-mixed): the examples' gradients would be clipped before they are scaled "
         "back. Use 32 or bf16": getattr(trainer.precision_plugin, "scaler", None) is not None,
-        "ckpt_path: Lightning's checkpoint has neither the ledger nor the place in the noise. Train without it, or "
-        "in a loop of your own with engine.save_checkpoint": trainer.ckpt_path is not None,
         "reload_dataloaders_every_n_epochs: the plan is for one loader": trainer.reload_dataloaders_every_n_epochs > 0,
         f"the train dataloader is a {type(loader).__name__}: the plan is for one torch DataLoader of known "
         "length": not (isinstance(loader, DataLoader) and trainer.num_training_batches < float("inf")),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from antiphase.errors import HorizonError, KeyFileError, ParticipationError
+from antiphase.errors import HorizonError, KeyFileError, ParticipationError, StateError
 from antiphase.ledger import ParticipationLedger, WriteAheadLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
@@ -147,7 +147,16 @@ class Release:
         }
 
     def restore(self, state: dict[str, Any], fresh_noise: bool = False) -> None:
-        """Go on where `state` was taken; with noise of a new run if asked."""
+        """Go on where `state` was taken; with noise of a new run if asked. Nothing is changed by what is refused."""
+        if state["mechanism"] != self.mechanism.digest:
+            raise StateError(
+                f"the checkpoint was saved with mechanism {state['mechanism'][:16]}…, and this one is "
+                f"{self.mechanism.digest[:16]}…. Nothing was changed. Call make_private with the same arguments"
+            )
+        if state["world"] != self.group.world:
+            raise StateError(
+                f"the checkpoint was saved by {state['world']} process(es), and here are {self.group.world}"
+            )
         same_key = state["key"] == self.key.fingerprint()
         if not same_key and not fresh_noise:
             # PRIVACY: rows of another key do not cancel those before; together they are two releases.   [G15]
