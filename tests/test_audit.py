@@ -1,5 +1,6 @@
 """Audits raise the alarm where a claim is false, and not where it is true."""
 
+import dataclasses
 import json
 import math
 import os
@@ -197,3 +198,29 @@ def test_what_was_found_says_what_it_can_and_cannot_show(tmp_path):
 def test_bad_input_is_named(call, words):
     with pytest.raises((ValueError, TypeError), match=words):
         call()
+
+
+def test_infinite_scores_raise_the_alarm():
+    """The likelihood ratios of a trainer without noise."""
+    found = audit(lambda canary, count: np.full(count, math.inf if canary else -math.inf), CLAIM, trials=2000)
+    assert found.alarm
+    assert found.lower_bound > 4
+    assert np.isfinite(found.roc).all()
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 700.0, 800.0, 1e6])
+def test_claims_that_promise_nothing_are_audited_too(epsilon):
+    claim = ApproximateClaim(epsilon, 1e-5)
+    assert audit_one_run(lambda included: included * 1.0, claim, canaries=200).alarm == (epsilon == 1.0)
+    assert np.isfinite(claim.least_misses(np.linspace(0, 1, 5))).all()
+
+
+def test_the_canary_of_columns_that_point_away_from_one_another_has_signs():
+    """With one sign its two gradients would hide one another, and the audit be of less than was claimed."""
+    f = ap.design("anti-pgd", steps=8, epochs=2)
+    signs = np.repeat([1.0, -1.0], 4)
+    away = dataclasses.replace(f, matrix=signs[:, None] * f.encoder() * signs)
+    assert (away.encoder().T @ away.encoder())[4:, :4].max() < 0
+    canary = MechanismTrials(ap.calibrate(away, noise_multiplier=1.0)).canary
+    assert np.linalg.norm(away.encoder() @ canary) == pytest.approx(away.sensitivity, rel=1e-12)
+    assert set(canary) == {-1.0, 0.0, 1.0}

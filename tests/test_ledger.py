@@ -100,6 +100,7 @@ def test_a_ledger_that_was_restored_goes_on_alike():
     for part in ("when", "count"):
         with pytest.raises(ParticipationError, match="one of 5 examples, and the dataset has 4"):
             again.restore({**state, part: np.zeros(5, np.int32)})
+        assert again.count.tolist() == [1, 2, 1, 0], "nothing was changed"
 
 
 def test_a_row_goes_out_with_one_sum_only(tmp_path):
@@ -131,6 +132,85 @@ def test_a_row_goes_out_with_one_sum_only(tmp_path):
     after_the_crash.record(3, views)
     assert path.stat().st_size == 4 * RECORD, "nothing of the record that was cut off is left"
     WriteAheadLedger(key, run).record(3, views)
+
+
+def test_two_processes_that_go_on_release_a_row_once(tmp_path):
+    """Both have the key and stand at the same step: whoever comes second must have the same sum."""
+    key = ap.Key.generate()
+    key.save(tmp_path / "key")
+    run = key.start_run("m")
+    one, other = WriteAheadLedger(key, run), WriteAheadLedger(ap.Key.load(tmp_path / "key"), run)
+    one.record(0, bytes_of([1.0]))
+    with pytest.raises(ReplayError, match="another sum"):
+        other.record(0, bytes_of([2.0]))
+    other.record(0, bytes_of([1.0]))
+    other.record(1, bytes_of([3.0]))
+    assert len(one) == 1
+    with pytest.raises(ReplayError, match="another sum"):
+        one.record(1, bytes_of([4.0]))
+    one.record(2, bytes_of([5.0]))
+    assert (tmp_path / f"key.{run}.0.ledger").stat().st_size == 3 * RECORD
+    (tmp_path / f"key.{run}.0.ledger").write_bytes(bytes(RECORD))
+    with pytest.raises(ReplayError, match="became shorter"):
+        one.record(3, bytes_of([5.0]))
+
+
+def test_eight_processes_at_once_agree_on_every_row(tmp_path):
+    """Each tries to release steps with sums of its own: of every step one gets through, and the file is whole."""
+    key = ap.Key.generate()
+    key.save(tmp_path / "key")
+    run, steps = key.start_run("m"), 200
+    readers = []
+    for process in range(8):
+        reader, writer = os.pipe()
+        readers.append(reader)
+        if not os.fork():
+            ledger, won = WriteAheadLedger(ap.Key.load(tmp_path / "key"), run), bytearray(steps)
+            for step in range(steps):
+                try:
+                    ledger.record(step, bytes_of([float(process)]))
+                    won[step] = 1
+                except ReplayError:
+                    pass
+            os.write(writer, bytes(won))
+            os._exit(0)
+        os.close(writer)
+    won = np.array([list(os.read(reader, steps)) for reader in readers])
+    assert all(os.wait()[1] == 0 for _ in range(8))
+    assert (won.sum(axis=0) == 1).all()
+    assert len(WriteAheadLedger(key, run)) == steps
+
+
+def test_what_is_not_on_the_disk_was_not_recorded(tmp_path, monkeypatch):
+    """A full disk, at once or in the middle of a record: the step is refused, and refused again by the next process."""
+    key = ap.Key.generate()
+    key.save(tmp_path / "key")
+    run = key.start_run("m")
+    path, ledger = tmp_path / f"key.{run}.0.ledger", WriteAheadLedger(key, run)
+    ledger.record(0, bytes_of([1.0]))
+
+    class Full:
+        def __init__(self, file, room):
+            self.file, self.room = file, room
+
+        def write(self, data):
+            if not self.room:
+                raise OSError(28, "No space left on device")
+            return self.file.write(data[: self.room])
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    file = ledger._file
+    for room in (0, 7):
+        ledger._file = Full(file, room)
+        with pytest.raises(OSError, match=r"[Nn]o space|disk is full"):
+            ledger.record(1, bytes_of([2.0]))
+        assert len(ledger) == 1
+        assert path.stat().st_size == RECORD
+    ledger._file = file
+    ledger.record(1, bytes_of([3.0]))
+    assert path.stat().st_size == 2 * RECORD
 
 
 def bytes_of(*sums):

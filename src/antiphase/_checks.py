@@ -66,6 +66,12 @@ def instance(name: str, value: Any, kind: type) -> Any:
     return value
 
 
+def function(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise TypeError(f"{name} = {value!r} must be a function, not {type(value).__name__}")
+    return value
+
+
 def real_array(name: str, value: Any, *, ndim: int) -> Array:
     """A read-only float64 copy of ``value`` with ``ndim`` axes and finite entries."""
     if np.iscomplexobj(value):

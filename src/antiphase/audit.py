@@ -110,8 +110,12 @@ class ApproximateClaim:
     def value(self) -> float:
         return self.epsilon
 
+    @property
+    def _ratio(self) -> float:
+        return math.exp(-min(self.epsilon, 700.0))  # beyond, nothing that happens tells them apart, and floats end
+
     def least_misses(self, false_alarms: Array) -> Array:
-        e = math.exp(-self.epsilon)
+        e = self._ratio
         steep = 1 - self.delta - false_alarms / e
         flat = e * (1 - self.delta - false_alarms)
         return np.maximum(np.maximum(steep, flat), 0.0)
@@ -125,7 +129,7 @@ class ApproximateClaim:
 
     def least_false_alarms(self, hits: float) -> float:
         """What so many hits cost at least: the inverse of ``1 − least_misses``."""
-        e = math.exp(-self.epsilon)
+        e = self._ratio
         return max((hits - self.delta) * e, 1 - self.delta - (1 - hits) / e, 0.0)
 
     def at(self, value: float) -> ApproximateClaim:
@@ -191,13 +195,14 @@ def audit(
     Guarantee: if the claim is true, there is an alarm with a chance of at most 1 − ``confidence``, whatever the
     scores are; they must come from independent trials. After Ctrl-C this holds for the trials made so far.   [G21]
     """
+    check.function("scores", scores)
     _check_claim(claim)
     trials = _counted("trials", trials, PARTS)
     confidence = _checked_confidence(confidence)
     if thresholds is None:
         pilot = max(trials // PARTS, 50)
         both = np.concatenate([_checked(scores(there, pilot), pilot) for there in (False, True)])
-        thresholds = np.unique(np.quantile(both, np.arange(1, THRESHOLDS + 1) / (THRESHOLDS + 1)))
+        thresholds = np.unique(np.quantile(both, np.arange(1, THRESHOLDS + 1) / (THRESHOLDS + 1), method="nearest"))
     thresholds = check.real_array("thresholds", np.atleast_1d(thresholds), ndim=1)
     if not len(thresholds):
         raise ValueError("thresholds is empty; one is needed at least")
@@ -289,6 +294,7 @@ def audit_one_run(
     Guarantee: if the claim is true, there is an alarm with a chance of at most 1 − ``confidence``, however canaries
     disturb one another. It takes a worse mistake to be noticed than with many trials.   [G21]
     """
+    check.function("scores", scores)
     _check_claim(claim)
     canaries = _counted("canaries", canaries, 2)
     guesses = max(int(GUESSED * canaries), 2) if guesses is None else check.whole_number("guesses", guesses, least=2)
@@ -366,7 +372,8 @@ class MechanismTrials:
     """Trials of a mechanism's own noise, each a model of one number, all of them rows of one stream.
 
     The canary has the longest gradient that clipping lets through, in all the steps of the pattern that costs most; the
-    score is the likelihood ratio of what is released, in standard deviations. So no audit of the releases is sharper.
+    score is the likelihood ratio of what is released, in standard deviations. So no audit of the releases is sharper,
+    where the sensitivity is attained by gradients of one direction.
     """
 
     mechanism: Mechanism
@@ -382,12 +389,16 @@ class MechanismTrials:
 
     @property
     def canary(self) -> Array:
-        """1 in the steps in which the canary takes part: gradients of one direction, in clip norms."""
+        """1 or −1 in the steps in which the canary takes part: gradients of one direction, in clip norms."""
         f = self.mechanism.factorization
-        columns = f._columns()
-        gradients = np.zeros(f.steps)
-        gradients[max(f.participation.classes(f.steps), key=lambda p: float(columns.gram(p).sum()))] = 1.0
-        return gradients
+        columns, best = f._columns(), (0.0, np.zeros(f.steps))
+        for pattern in f.participation.classes(f.steps):
+            gram = columns.gram(pattern)
+            signs = np.where(np.linalg.eigh(gram)[1][:, -1] < 0, -1.0, 1.0) if (gram < 0).any() else np.ones(len(gram))
+            if (square := float(signs @ gram @ signs)) > best[0]:
+                best = square, np.zeros(f.steps)
+                best[1][pattern] = signs
+        return best[1]
 
     def score(self, released: Array, canary: Array | None = None) -> Array:
         """One score for each column of ``released``, the rows that went out less what is known of them.
@@ -426,7 +437,8 @@ def _checked(scores: Any, count: int) -> Array:
         raise ValueError(f"scores has shape {found.shape}; {count} were asked for, one for each trial or canary")
     if np.isnan(found).any():
         raise ValueError("scores has entries that are no numbers; a score says how much it looks like the canary")
-    return found
+    largest = np.finfo(np.float64).max  # for the infinite ones: likelihoods of a trainer without noise
+    return np.clip(found, -largest, largest)
 
 
 def _counted(name: str, value: Any, least: int) -> int:

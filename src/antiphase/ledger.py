@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Sequence
-from pathlib import Path
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from numpy.typing import NDArray
 from antiphase.errors import ParticipationError, ReplayError
 from antiphase.noise.key import Key
 from antiphase.participation import Epochs, MinSeparation, Participation
+
+if sys.platform != "win32":
+    import fcntl
 
 RECORD = 16  # bytes of a step in the write-ahead ledger
 
@@ -73,12 +77,13 @@ class ParticipationLedger:
         return {"when": self.when.copy(), "count": self.count.copy()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        for name in ("when", "count"):
-            if np.shape(state[name]) != self.count.shape:
+        when, count = (np.array(state[name], dtype=np.int32) for name in ("when", "count"))
+        for found in (when, count):
+            if found.shape != self.count.shape:
                 raise ParticipationError(
-                    f"the ledger is one of {len(state[name])} examples, and the dataset has {len(self.count)}"
+                    f"the ledger is one of {found.size} examples, and the dataset has {len(self.count)}"
                 )
-            setattr(self, name, np.array(state[name], dtype=np.int32))
+        self.when, self.count = when, count
 
 
 class WriteAheadLedger:
@@ -87,7 +92,8 @@ class WriteAheadLedger:
     Two sums under one row of noise differ by a difference of gradients, without noise. So a step that is made again
     (after a crash) must be the same step.
 
-    Guarantee: a row that was drawn before is released again with the same sum or not at all.   [G15]
+    Guarantee: a row that was drawn before is released again with the same sum or not at all, by whichever process.
+    [G15]
     """
 
     def __init__(self, key: Key, run: str, rank: int = 0, first: int = 0) -> None:
@@ -96,20 +102,41 @@ class WriteAheadLedger:
         Kept beside the key's file, and so by every process that has it; for a key without one, as long as the key is.
         """
         self._secret = key.subkey("ledger", run, str(rank)).to_bytes(16, "little")
-        self._path = None if key.path is None else Path(f"{key.path}.{run}.{rank}.ledger")
-        data = self._path.read_bytes() if self._path is not None and self._path.exists() else b""
-        whole = len(data) // RECORD * RECORD  # a record cut off by a crash came before its row was drawn
-        read = [data[i : i + RECORD] for i in range(0, whole, RECORD)]
-        self._records: list[bytes] = read if self._path else key.memory.setdefault(f"ledger {run} {rank}", [])
         self._file: Any = None
-        if self._path is not None:
-            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.ftruncate(handle, whole)
-            self._file = os.fdopen(handle, "ab", buffering=0)
-        if first and not self._records:
-            self._records += [bytes(RECORD)] * first
-            if self._file is not None:
-                self._file.write(bytes(RECORD) * first)
+        self._records: list[bytes] = []
+        if key.path is None:
+            self._records = key.memory.setdefault(f"ledger {run} {rank}", [])
+        else:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+            self._file = os.fdopen(os.open(f"{key.path}.{run}.{rank}.ledger", flags, 0o600), "a+b", buffering=0)
+        with self._alone():
+            if first and not self._records:
+                self._write(bytes(RECORD) * first)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the file, with what other processes have written there read first."""
+        if self._file is None:
+            yield
+            return
+        with _locked(self._file.fileno()):
+            # PRIVACY: another process may have gone on from the same checkpoint, with another sum.   [G15]
+            more = os.fstat(self._file.fileno()).st_size - RECORD * len(self._records)
+            if more < 0:
+                raise ReplayError("the ledger became shorter while it was in use. Nothing was released")
+            if more:
+                self._file.seek(-more, os.SEEK_END)
+                self._records += _records_of(self._file.read(more))
+                # A record that was cut off by a crash came before its row was drawn.
+                self._file.truncate(RECORD * len(self._records))
+            yield
+
+    def _write(self, records: bytes) -> None:
+        if self._file is not None and self._file.write(records) != len(records):
+            # PRIVACY: what is not on file is not known to the next process.   [G15]
+            self._file.truncate(RECORD * len(self._records))
+            raise OSError("the disk is full: the ledger could not be written, and nothing was released")
+        self._records += _records_of(records)
 
     @staticmethod
     def drawn_in(key: Key, run: str) -> int | None:
@@ -137,9 +164,13 @@ class WriteAheadLedger:
 
     def enter(self, step: int, mark: bytes) -> None:
         """`record`, for sums of which only the mark is at hand."""
-        if step < len(self._records):
+        with self._alone():
+            if step > len(self._records):
+                raise ReplayError(f"step {step} is to be released, but the ledger has only {len(self._records)} steps")
+            if step == len(self._records):
+                self._write(mark)
             # PRIVACY: g + z and g′ + z together give away g − g′.   [G15]
-            if not hmac.compare_digest(self._records[step], mark):
+            elif not hmac.compare_digest(self._records[step], mark):
                 raise ReplayError(
                     f"step {step} was released before with another sum of gradients: the data, the order or a "
                     "hyper-parameter changed, or the arithmetic is not deterministic. Nothing was released. Go on from "
@@ -147,13 +178,27 @@ class WriteAheadLedger:
                     "number of threads) or save a checkpoint at every step; or go on with fresh noise, accounted as a "
                     "second release: load_checkpoint(…, fresh_noise=True)"
                 )
-            return
-        if step > len(self._records):
-            raise ReplayError(f"step {step} is to be released, but the ledger has only {len(self._records)} steps")
-        self._records.append(mark)
-        if self._file is not None:
-            self._file.write(mark)
 
     def sync(self) -> None:
         if self._file is not None:
             os.fsync(self._file.fileno())
+
+
+@contextmanager
+def _locked(handle: int) -> Iterator[None]:
+    """For one process alone; where files cannot be locked (Windows, some network disks), at least read anew."""
+    if sys.platform == "win32":
+        yield
+        return
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _records_of(data: bytes) -> list[bytes]:
+    """All that are whole."""
+    return [data[i : i + RECORD] for i in range(0, len(data) - RECORD + 1, RECORD)]

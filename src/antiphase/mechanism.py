@@ -109,7 +109,12 @@ class Mechanism:
     def epsilon_of_runs(self, runs: Sequence[int], delta: float | None = None) -> float:
         """ε at ``delta`` of several runs over the same data, each with noise of its own: their first ``runs[i]`` rows
         together; rounded up.   [G7]"""
-        delta, runs = self._delta(delta), [rows for rows in map(self._rows, runs) if rows]
+        delta = self._delta(delta)
+        try:
+            each = list(runs)
+        except TypeError:
+            raise TypeError(f"runs = {runs!r} must be a list of numbers of rows, not {type(runs).__name__}") from None
+        runs = [rows for rows in map(self._rows, each) if rows]
         if len(runs) < 2:
             return self.epsilon(delta, rows=sum(runs))
         return self.account.epsilon_of_runs(self.noise_multiplier, delta, runs)

@@ -19,9 +19,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 import antiphase as ap
-from antiphase import accounting, audit, objective
+from antiphase import accounting, audit, data, federated, objective, theory
 from antiphase.errors import AntiphaseError
 from antiphase.theory.spectrum import Spectrum
+from antiphase.torch import BallsInBins, CyclicPoisson, FixedOrder, PrivacyEngine, sampler_for
+from antiphase.torch.training import Recipe
 from antiphase.verification import verify
 
 SECONDS = 20  # that a call may take
@@ -85,6 +87,10 @@ def made():
 F = ap.design("dp-mf", steps=8)
 M = ap.calibrate(F, noise_multiplier=1.0, delta=1e-5)
 KEY = ap.Key.insecure(0)
+CYCLIC = ap.calibrate(ap.design("toeplitz", steps=8, bands=2, participation=ap.min_separation(4, 2)),
+                      noise_multiplier=1.0, delta=1e-5, sampler="cyclic-poisson", sampling_rate=0.1)  # fmt: skip
+USERS = ap.calibrate(ap.design("dp-mf", steps=8, participation=ap.min_separation(2, 3)), noise_multiplier=1.0,
+                     delta=1e-5, unit="user")  # fmt: skip
 SMALL = st.integers(1, 9)
 NUMBERS = st.one_of(SMALL, st.floats(0, 2), st.sampled_from(EDGES), st.integers(-5, 40), st.floats())
 NUMPY = st.sampled_from([np.float32(0.5), np.int8(3), np.bool_(True), np.float64("nan"), np.array(2.0)])
@@ -94,6 +100,11 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 
 
+def bound(name, factorization, constants):
+    return getattr(theory, name if isinstance(name, str) and name in BOUNDS else BOUNDS[0])(factorization, constants)
+
+
+BOUNDS = sorted(n for n in theory.__all__ if n.endswith(("_bound", "_rate")))
 SHARES, POSITIVE, YES, TEXT = st.floats(0, 1), st.floats(0.1, 5), st.booleans(), st.sampled_from
 MATRICES = st.sampled_from([np.eye(3), np.tril(np.ones((8, 8))), np.tril(np.arange(1, 17.0).reshape(4, 4))])
 PARTICIPATIONS = st.sampled_from([ap.once(), ap.epochs(2, 4), ap.epochs(4, 2), ap.min_separation(2, 3),
@@ -162,15 +173,40 @@ CALLS = {
                                             "canaries": st.integers(2, 40), "?guesses": SMALL, "?confidence": SHARES}),
     "Spectrum": (Spectrum, {"values": st.lists(POSITIVE, max_size=4), "?weights": st.lists(POSITIVE, max_size=4)}),
     "load": (ap.load, {"path": st.sampled_from([*WORDS[:3], "absent", "a" * 300])}),
+    "MechanismTrials": (audit.MechanismTrials, {"mechanism": st.just(M), "?key": st.just(KEY)}),
+    "PrivacyEngine": (PrivacyEngine, {"?mechanism": TEXT([*ap.names(), F]), "?key": st.just(KEY)}),
+    "FixedOrder": (FixedOrder, {"size": SMALL, "batch_size": SMALL, "?shuffle": YES, "?drop_last": YES,
+                                "?order": st.just([0, 1]), "?rank": st.just(0), "?world": SMALL}),
+    "CyclicPoisson": (CyclicPoisson, {"size": SMALL, "rate": SHARES, "groups": SMALL}),
+    "BallsInBins": (BallsInBins, {"size": SMALL, "bins": SMALL}),
+    "sampler_for": (sampler_for, {"mechanism": st.just(CYCLIC), "size": SMALL}),
+    "Server": (federated.Server, {"mechanism": st.just(USERS), "model": st.just({"w": np.zeros(3)}),
+                                  "clients_per_round": SMALL, "?key": st.just(KEY), "?workload": WORKLOADS}),
+    "smallest_population": (federated.smallest_population, {"participation": PARTICIPATIONS, "rounds": SMALL,
+                                                            "clients_per_round": SMALL}),
+    "Constants": (theory.Constants, {"smoothness": POSITIVE, "learning_rate": SHARES, "noise_length": POSITIVE,
+                                     "?distance": POSITIVE, "?gap": POSITIVE, "?lipschitz": POSITIVE}),
+    "a bound": (bound,
+                {"name": TEXT(BOUNDS),
+                 "factorization": TEXT([F, *(ap.design(n, steps=8) for n in ("dp-sgd", "anti-pgd", "chess", "tree"))]),
+                 "constants": st.just(theory.Constants(1.0, 0.2, 1.0, distance=1.0, gap=1.0, lipschitz=1.0))}),
+    "noise_bracket": (theory.noise_bracket, {"factorization": st.just(F), "tau": SMALL}),
+    "Recipe": (Recipe, {"epochs": SMALL, "batch_size": SMALL, "learning_rate": POSITIVE, "?mechanism": TEXT(ap.names()),
+                        "?epsilon": POSITIVE, "?delta": SHARES, "?clip_norm": POSITIVE, "?momentum": SHARES}),
+    "data.load": (data.load, {"source": TEXT(["digits", *WORDS[:3], "absent"])}),
+    "load_texts": (data.load_texts, {"source": TEXT([*WORDS[:3], "absent"])}),
     "verify": (verify, {"made": TEXT([F, M]), "?delta": SHARES}),
     "verify a statement": (verify, {"made": st.just(M), "claims": st.just({"delta": 1e-5, "epsilon": 0.1})}),
 }  # fmt: skip
 
 
 def is_ours(error):
-    """Raised on purpose, for a reader: in this package, or by Python for arguments that a signature does not have."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return "/antiphase/" in frames[-1].filename or frames[-1].filename == __file__ or isinstance(error, OSError)
+    """Raised on purpose, for a reader: by a ``raise`` of this package, by Python for arguments that a signature does
+    not have, or by the system for a file."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    if "/antiphase/" in last.filename:
+        return last.line.startswith("raise ") or isinstance(error, OSError)
+    return last.filename == __file__ or isinstance(error, OSError)
 
 
 class TookTooLongError(BaseException):

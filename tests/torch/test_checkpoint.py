@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import antiphase as ap
-from antiphase.errors import AntiphaseError, FileFormatError, HorizonError, ReplayError, StateError
+from antiphase.errors import AntiphaseError, FileFormatError, HorizonError, KeyFileError, ReplayError, StateError
 from antiphase.torch import PrivacyEngine
 from tests.torch.setting import Training, data
 
@@ -94,17 +94,68 @@ def test_the_state_of_another_engine_is_refused_and_nothing_changed(key, tmp_pat
     again = training(ap.Key.load(tmp_path / "key"), mechanism="dp-mf")
     random = torch.get_rng_state()
     bad = [None, {}, {**state, "random": 3}, {**state, "release": {}}, {**state, "order": None}, {**state, "order": 1}]
-    bad += [{**state, "release": state["release"] | part} for part in ({"position": "x"}, {"world": 2}, {"key": "00"})]
+    parts = [{"position": "x"}, {"position": 16}, {"position": -1}, {"foreign": "x"}, {"world": 2}, {"key": "00"}]
+    parts += [{"rank": 1}, {"ledger": {}}, {"ledger": state["release"]["ledger"] | {"count": torch.zeros(3)}}]
+    bad += [{**state, "release": state["release"] | part} for part in parts]
     for wrong in bad:
         with pytest.raises(AntiphaseError):
             again.engine.load_state_dict(wrong)
         assert torch.equal(torch.get_rng_state(), random)
+        assert (again.release.position, again.release.run) == (0, None)
+        assert not again.release.ledger.count.any()
+        assert (again.release.ledger.when == -1).all()
     with pytest.raises(StateError, match=r"with mechanism .* Nothing was changed"):
         training(ap.Key.load(tmp_path / "key"), mechanism="tree").engine.load_state_dict(state)
     with pytest.raises(ValueError, match="call make_private first"):
         PrivacyEngine().load_state_dict(state)
     again.engine.load_state_dict(state)
     assert again.release.position == 3
+
+
+def test_two_processes_that_go_on_at_once_do_not_share_a_row(key, tmp_path):
+    """Each has loaded the checkpoint before the other steps; their weights differ."""
+    first = training(key)
+    first.run(4)
+    save(first, tmp_path / "checkpoint")
+    one, other = (training(ap.Key.load(tmp_path / "key")) for _ in range(2))
+    load(one, tmp_path / "checkpoint")
+    load(other, tmp_path / "checkpoint")
+    with torch.no_grad():
+        next(other.model.parameters()).mul_(1.5)
+    one.run(1)
+    with pytest.raises(ReplayError, match="step 4 was released before"):
+        other.run(1)
+
+
+def test_a_key_without_a_file_does_not_go_on_in_another_process(tmp_path):
+    """Nothing there says which rows went out with which sums."""
+    secret = bytes(range(32))
+    first = training(ap.Key(secret))
+    first.run(4)
+    save(first, tmp_path / "checkpoint")
+    again = training(ap.Key(secret))
+    with pytest.raises(KeyFileError, match="no record of what was released"):
+        load(again, tmp_path / "checkpoint")
+    assert again.release.run is None
+    load(again, tmp_path / "checkpoint", fresh_noise=True)
+    assert again.engine.get_epsilon(1e-5) > first.engine.get_epsilon(1e-5)
+
+
+def test_an_engine_that_has_released_does_not_forget_it(key, tmp_path):
+    """Going back within a run is allowed; loading another one would hide what was released."""
+    first, other = training(key), training(key)
+    first.run(3)
+    save(first, tmp_path / "first")
+    other.run(5)
+    save(other, tmp_path / "other")
+    for options in ({}, {"fresh_noise": True}):
+        with pytest.raises(StateError, match="has released 5 steps of another run"):
+            load(other, tmp_path / "first", **options)
+        assert other.release.position == 5
+    load(other, tmp_path / "other")
+    load(other, tmp_path / "other", fresh_noise=True)
+    load(other, tmp_path / "other", fresh_noise=True)
+    assert sorted(other.release.earlier()) == [5, 5]
 
 
 def test_a_fork_of_a_checkpoint_is_refused(key, tmp_path):

@@ -209,6 +209,21 @@ class TestLightning:
         assert again.engine.get_epsilon(1e-5) == whole.engine.get_epsilon(1e-5)
         assert (again.engine._release.ledger.count == EPOCHS).all()
 
+    def test_a_checkpoint_that_was_only_tested_is_not_gone_on_with(self, pl, tmp_path):
+        class Lit(type(lit_module(pl))):
+            def test_step(self, batch, _):  # noqa: PT019 - of Lightning
+                self.log("test", F.cross_entropy(self(batch[0]), batch[1]))
+
+        trainer = lit_trainer(pl, [PrivacyCallback(engine_for(), **TARGET)])
+        trainer.fit(Lit(), lit_loader())
+        trainer.save_checkpoint(tmp_path / "done.ckpt")
+        callback = PrivacyCallback(engine_for(), **TARGET)
+        trainer = lit_trainer(pl, [callback])
+        trainer.test(module := Lit(), lit_loader(), ckpt_path=tmp_path / "done.ckpt")
+        trainer.fit(module, lit_loader())
+        assert callback.engine._release.drawn == 6
+        assert (callback.engine._release.ledger.count == EPOCHS).all()
+
     def test_a_checkpoint_without_the_place_in_the_noise_is_refused(self, pl, tmp_path):
         trainer, module = lit_trainer(pl, [], max_steps=2), lit_module(pl)
         trainer.fit(module, lit_loader())

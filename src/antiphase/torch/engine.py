@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import os
@@ -351,6 +352,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
             raise StateError(
                 "the checkpoint was saved with another dataset, or with batches of another kind. Nothing was changed"
             )
+        if sampled:
+            copy.copy(sampler).restore(order, 0)  # raises for what is none, before anything is changed
         release.restore(state, fresh_noise)
         if sampled:
             sampler.restore(order, release.position)

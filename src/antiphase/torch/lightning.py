@@ -79,7 +79,9 @@ class PrivacyCallback(_Callback):
         """Lightning has its optimizer and scheduler by now, and has fetched no batch yet."""
         trainer.fit_loop.setup_data()
         _refuse(trainer)
-        if trainer.ckpt_path is not None and self._kept is None:
+        if trainer.ckpt_path is None:
+            self._kept = None  # of a checkpoint that was only tested, or with which a fit failed
+        elif self._kept is None:
             # PRIVACY: without its place in the noise, steps that were released would be released again.   [G15]
             raise ValueError(f"ckpt_path = {str(trainer.ckpt_path)!r}: was saved without a PrivacyCallback")
         scheduler, every = _scheduler(trainer)
@@ -124,6 +126,7 @@ class PrivacyCallback(_Callback):
         if self._hooks is not None:
             self._hooks.cleanup()
             self._hooks = None
+        self._kept = None
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "fit")

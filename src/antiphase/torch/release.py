@@ -63,13 +63,12 @@ class Release:
         first = position if run is None or self.key.path is None else 0
         if run is None:
             run = self.group.agreed(self.key.start_run(self.mechanism.digest, after) if self.group.rank == 0 else None)
-        self.run = run
+        stream = self.group.noise(self.mechanism, self.key, run, self._shapes, self._memory)
+        if stream is not None:
+            stream.skip(position)
         self._wal = WriteAheadLedger(self.key, run, self.group.rank, first)
         self._drawn_before = self.group.largest(len(self._wal))  # by any process: one may have died a step earlier
-        self._position = position
-        self._stream = self.group.noise(self.mechanism, self.key, run, self._shapes, self._memory)
-        if self._stream is not None:
-            self._stream.skip(position)
+        self.run, self._position, self._stream = run, position, stream
 
     @property
     def drawn(self) -> int:
@@ -89,7 +88,7 @@ class Release:
         """The sums of one logical step, with noise, divided by the public divisor."""
         if self.run is None:
             self.begin()
-        if not self.remaining:
+        if self.remaining <= 0:
             self._past_the_plan()
         step = self._position
         indices = self.batches.take(examples) if self.batches is not None else None
@@ -141,6 +140,7 @@ class Release:
             "position": self._position,
             "mechanism": self.mechanism.digest,
             "world": self.group.world,
+            "rank": self.group.rank,
             "key": self.key.fingerprint(),
             "foreign": self._foreign,
             "ledger": {} if self.ledger is None else self.ledger.state(),
@@ -166,17 +166,39 @@ class Release:
                 "load_checkpoint(…, fresh_noise=True)"
             )
         # PRIVACY: rows of different steps, or runs, are together no row of the noise.   [G17]
-        self.group.require_same("checkpoint", f"run {state['run']}, step {state['position']}")
-        position, run = int(state["position"]), str(state["run"])
+        whose = "its own" if state["rank"] == self.group.rank else "that of another process"
+        self.group.require_same("checkpoint", f"run {state['run']}, step {state['position']}, {whose}")
+        if state["rank"] != self.group.rank:
+            # PRIVACY: who took part is counted by each process for itself.   [G14]
+            raise StateError(
+                f"the checkpoint is that of process {state['rank']}, and this is process {self.group.rank}. Nothing "
+                "was changed. Each has its own"
+            )
+        position, run, foreign = int(state["position"]), str(state["run"]), int(state["foreign"])
+        if not (0 <= position <= self.mechanism.steps and foreign >= 0):
+            raise StateError(f"step {position} of {self.mechanism.steps}: not the state of a release")
         if same_key:
             run = self.key.check_run(run)
-        self._foreign = int(state["foreign"]) + (not same_key)
+        if self.drawn and not (same_key and run in self.key.family(str(self.run))):
+            # PRIVACY: what was released here would be forgotten.   [G15]
+            raise StateError(
+                f"this engine has released {self.drawn} steps of another run. Nothing was changed. Go on with an "
+                "engine of its own; on the same data the two add up"
+            )
+        kept = self.key.path is not None or self.key.is_insecure or WriteAheadLedger.drawn_in(self.key, run) is not None
+        if same_key and not fresh_noise and not kept:
+            # PRIVACY: nothing says here which rows went out with which sums.   [G15]
+            raise KeyFileError(
+                "the key has no file, so that there is no record of what was released. Nothing was changed. Keep keys "
+                "in files (Key.save, Key.load), or go on with fresh noise, accounted as a second release"
+            )
         if self.ledger is not None:
             self.ledger.restore(state["ledger"])
         if fresh_noise:
             self.begin(position=position, after=run if same_key else None)
         else:
             self.begin(run, position)
+        self._foreign = foreign + (not same_key)
 
 
 def _divided(total: Tensor, divisor: float) -> Tensor:

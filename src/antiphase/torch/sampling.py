@@ -214,6 +214,7 @@ class PrivateLoader(DataLoader[Any]):
 def sampler_for(mechanism: Mechanism, size: int) -> CyclicPoisson | BallsInBins:
     """The batch sampler that the mechanism's amplification is for, over ``size`` examples:
     ``DataLoader(dataset, batch_sampler=sampler_for(mechanism, len(dataset)))``."""
+    check.instance("mechanism", mechanism, Mechanism)
     if mechanism.sampler == "cyclic-poisson":
         assert mechanism.sampling_rate is not None
         return CyclicPoisson(size, mechanism.sampling_rate, groups=mechanism.factorization.bands)
