@@ -4,9 +4,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test test-long test-integrations coverage mutants check bench bench-full docs reproduce clean
+.PHONY: help setup demo test test-long test-integrations coverage mutants check bench bench-full docs reproduce clean
 
-setup: $(READY)
+setup: $(READY)      ## the environment in .venv, which the other targets make as well
+
+help:                ## what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' Makefile
 
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or say make PYTHON=…"; exit 1; }
@@ -47,11 +50,11 @@ bench: $(READY)      ## beside the peers, which get environments of their own in
 bench-full: $(READY) ## larger sizes: hours, nearly all of them the peers'
 	$(BIN)/python -m benchmarks --full
 
-docs: $(READY)
+docs: $(READY)       ## the documentation, as pages in site
 	$(BIN)/mkdocs build --strict --site-dir site
 
 reproduce: $(READY)  ## the paper's experiments; what was stopped goes on
 	$(BIN)/antiphase reproduce all --output results
 
-clean:
-	rm -rf $(VENV) site demo results build .pytest_cache .mypy_cache .ruff_cache
+clean:               ## remove all that these made
+	rm -rf $(VENV) .bench site demo results build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -22,8 +22,9 @@ SEARCHED, SEARCH_EPOCHS, TOLERANCE = [1024, 2048, 4096, 8192, 16_384, 32_768], 8
 def measure(run):
     with OnOneCore():
         ours = design.ours_at(SIZES[run.full], run, EPOCHS, repetitions=2, kinds=["exact"])
-        run.say(f"antiphase, search alone, {SEARCH_EPOCHS} epochs, T up to {SEARCHED[-1]:,}")
-        found = searched(SEARCHED if run.full else SEARCHED[:-2], repetitions=1)
+        sizes = SEARCHED if run.full else SEARCHED[:-2]
+        run.say(f"antiphase, search alone, {SEARCH_EPOCHS} epochs, T up to {sizes[-1]:,}")
+        found = searched(sizes, repetitions=1)
     with peers.Worker("jax-privacy", core=peers.cores()[0]) as worker:
         theirs = design.theirs_at(SIZES[run.full], EPOCHS, worker, ours, run)
     return {"epochs": EPOCHS, "ours": ours, "theirs": theirs, "searched": found, "peer": worker.hello}

@@ -134,9 +134,26 @@ LIKE = {  # what of ours does the work of which of theirs
 }
 
 
+BEGUN = "JAX Privacy, BLT, 4 buffers"  # whose first row is shown beside ours
+
+
+def _first(record):
+    rows = {row["name"]: row["first"] for row in record["rows"] if row["d"] == CIFAR}
+    return rows[BEGUN], rows[LIKE[BEGUN]]
+
+
 def losses(record):
     why = "ours encrypts a counter with AES-128 for every number, which a generator that need not be secure can save"
     lost = []
+    theirs, ours = _first(record)
+    if theirs < ours:
+        lost.append(
+            Loss(
+                f"first row, {BEGUN}, d = {CIFAR:,}: {in_words(theirs)} against {in_words(ours)}",
+                "ours loads its compiled kernel and touches new buffers; theirs was compiled, and gave a row that is "
+                "not timed, when its stream was begun",
+            )
+        )
     for row in record["rows"]:
         if row["name"] in LIKE and row["median"] < (ours := _of(record, LIKE[row["name"]], row["d"])):
             times = f"{in_words(row['median'])} against {in_words(ours)}"
@@ -145,15 +162,15 @@ def losses(record):
 
 
 def words(record):
-    first = {row["name"]: row["first"] for row in record["rows"] if row["d"] == CIFAR}
+    theirs, ours = _first(record)
     return [
         f"A row for every parameter, {record['threads']} threads for all unless said (`torch.randn` has one of its "
         "own making). Ours are drawn with AES-128 from a secret key, also the insecure ones, which differ in where "
         "the key comes from. JAX Privacy's `update` is compiled once; a BLT keeps its buffers in float32. "
         "opake's noise is PyTorch's. Dense "
         "noise is multiplied in blocks of rows, so its mean is over the whole run.",
-        f"First row, compilation included: JAX Privacy's BLT {in_words(first['JAX Privacy, BLT, 4 buffers'])}, ours "
-        f"{in_words(first['antiphase, 4 buffers'])}.",
+        f"First row that is timed: JAX Privacy's BLT {in_words(theirs)}, which was compiled and gave a row when its "
+        f"stream was begun; ours {in_words(ours)}, the loading of its compiled kernel included.",
     ]
 
 

@@ -46,6 +46,18 @@ def test_importing_antiphase_imports_no_torch_and_no_figures():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+def test_every_module_is_in_the_table_of_the_architecture_and_the_other_way_round():
+    """Within a row, a file without a folder is in that of the row's first name."""
+    listed = []
+    for row in re.findall(r"^\| (`.*) \|$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE):
+        files = re.findall(r"`([\w/]+\.py)`", row)
+        folder = row.split("`")[1].rpartition("/")[0]
+        listed += [file if "/" in file or not folder else f"{folder}/{file}" for file in files]
+    modules = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if path.name != "__init__.py"}
+    assert modules - set(listed) == set()
+    assert set(listed) - modules == set()
+
+
 def test_every_promise_in_the_code_is_in_the_guarantees_and_the_other_way_round():
     listed = (ROOT / "docs" / "guarantees.md").read_text()
     promised = set(re.findall(r"^\| (G\d+) ", listed, re.MULTILINE))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
+import antiphase as ap
 from antiphase import accounting, balls
 
 pytestmark = pytest.mark.slow
@@ -95,7 +96,7 @@ def test_epsilon_is_certified():
 def test_an_estimate_that_is_too_small_is_not_believed(monkeypatch):
     gram = np.array([[1.0, 0.3], [0.3, 0.8]])
     honest = balls.likely_epsilon(gram, 1.0, 1e-2)
-    monkeypatch.setattr(balls, "likely_epsilon", lambda *_: honest / 2)
+    monkeypatch.setattr(balls, "likely_epsilon", lambda *_, **__: honest / 2)
     assert exact_delta(gram, 1.0, honest / 2) > 1e-2
     assert exact_delta(gram, 1.0, balls.epsilon_bound(gram, 1.0, 1e-2).value) <= 1e-2
 
@@ -135,3 +136,27 @@ def test_above_is_above():
 def test_bad_input_is_named(gram, s, epsilon, said):
     with pytest.raises(ValueError, match=said):
         balls.delta_bound(gram, s, epsilon)
+
+
+def test_a_delta_that_no_number_of_samples_certifies_is_refused():
+    with pytest.raises(ValueError, match="delta = 1e-09 is too small"):
+        balls.likely_epsilon(np.eye(2), 1.0, 1e-9)
+    f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
+    with pytest.raises(ValueError, match="delta = 1e-09 is too small"):
+        ap.calibrate(f, epsilon=1.0, delta=1e-9, sampler="balls-in-bins")
+
+
+def test_the_chances_to_fail_of_all_that_a_calibration_looks_at_add_up(monkeypatch):
+    """Each of at most sixteen noise multipliers has its share; after that there is no amplification."""
+    asked = []
+
+    def never(gram, s, delta, *, failure):
+        asked.append(failure)
+        return balls.Bound(1e9, 1, failure)
+
+    monkeypatch.setattr(balls, "epsilon_bound", never)
+    f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
+    plain = ap.calibrate(f, epsilon=1.0, delta=1e-2).noise_multiplier
+    assert ap.calibrate(f, epsilon=1.0, delta=1e-2, sampler="balls-in-bins").noise_multiplier == plain
+    assert 1 < len(asked) <= 17  # with the one that is reported
+    assert sum(asked[:16]) <= balls.FAILURE * (1 + 1e-12)

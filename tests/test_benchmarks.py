@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from benchmarks import design, page, peers, timing
+from benchmarks import design, noise, page, peers, step, timing
 from benchmarks.__main__ import QUESTIONS, Book
 from benchmarks.asking import Claim, Loss, excess, optimum
 
@@ -58,6 +58,54 @@ def test_where_a_peer_is_ahead_is_said():
     lost = design.losses(a_design(above=1e-12))
     assert len(lost) == 3
     assert all(isinstance(loss, Loss) and loss.why for loss in lost)
+
+
+def a_row(name, first, median):
+    return {
+        "name": name,
+        "d": noise.CIFAR,
+        "memory": 0,
+        "first": first,
+        "median": median,
+        "low": median,
+        "high": median,
+    }
+
+
+def test_a_first_row_that_is_slower_is_said():
+    """Theirs was compiled before; whoever is ahead in the first row may be behind in all others."""
+    names = [*noise.LIKE, *dict.fromkeys(noise.LIKE.values())]
+    assert noise.losses({"rows": [a_row(name, 0.02, 0.004) for name in names]}) == []
+    rows = [a_row(name, 0.03 if name == "antiphase, 4 buffers" else 0.014, 0.004) for name in names]
+    (loss,) = noise.losses({"rows": rows})
+    assert loss.what == "first row, JAX Privacy, BLT, 4 buffers, d = 550,570: 14 ms against 30 ms"
+    assert "compiled" in loss.why
+
+
+def a_step(what, ratio, alone):
+    return {"what": what, "opacus": 0.1, "antiphase": 0.1 * ratio, "ratio": ratio, "buffers": 5, "asked": None,
+            "optimizer_opacus": 0.01, "optimizer_antiphase": 0.01 * alone, "optimizer_ratio": alone}  # fmt: skip
+
+
+def test_what_is_slower_in_a_step_is_said_for_the_step_and_alone_and_with_its_own_reason():
+    def lost(*rows, epochs=()):
+        return step.losses({"rows": rows, "epochs": list(epochs)})
+
+    assert lost(a_step("cnn, hooks", 0.9, 0.9)) == []
+    whole, alone = lost(a_step("logistic, hooks", 1.08, 1.23))
+    assert whole.what == "a step, logistic, hooks: Opacus 100 ms, ours 108 ms"
+    assert alone.what == "`optimizer.step()` alone, logistic, hooks: Opacus 10 ms, ours 12.3 ms"
+    assert whole.why == alone.why == step.NOISE
+    (alone,) = lost(a_step("logistic, hooks", 0.99, 1.1))
+    assert alone.what.startswith("`optimizer.step()` alone")
+    (ghost,) = lost(a_step("cnn, ghost", 1.02, 0.67))
+    assert step.NOISE not in ghost.why  # which is in optimizer.step(), and that is faster
+    assert "finite" in ghost.why
+    assert "same cores" in ghost.why
+    (short,) = lost(a_step("logistic, ghost", 1.01, 0.97))
+    assert "same cores" not in short.why  # so short a row is not made beside the passes
+    (epoch,) = lost(epochs=[{"what": "cnn, ghost", "opacus": 1.0, "antiphase": 1.2, "ratio": 1.2}])
+    assert epoch.what == "an epoch, cnn, ghost: Opacus 1.0 s, ours 1.2 s"
 
 
 def test_the_page_shows_claims_losses_tables_and_figures(tmp_path):

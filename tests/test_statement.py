@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import antiphase as ap
-from antiphase.statement import rounded_up
+from antiphase.amplification import SAMPLERS
+from antiphase.statement import ADJACENCY_WORDS, SAMPLER_WORDS, rounded_up
 
 RECHECK = Path(__file__).parents[1] / "examples" / "recheck.py"
 
@@ -101,6 +102,84 @@ def test_the_words_say_what_matters():
     apart = ap.design("sqrt-toeplitz", steps=10, participation=ap.min_separation(3, 2))
     assert not apart.sensitivity_is_exact
     assert "upper bound" in str(ap.calibrate(apart, epsilon=2.0, delta=1e-5).statement())
+
+
+def dp_sgd(**options):
+    return ap.calibrate(ap.design("dp-sgd", steps=8), noise_multiplier=1.0, delta=1e-5, **options)
+
+
+def apart(bands=2, **options):
+    f = ap.design("toeplitz", steps=8, bands=bands, participation=ap.min_separation(4, 2))
+    return ap.calibrate(f, noise_multiplier=1.0, delta=1e-5, **options)
+
+
+def in_epochs(**options):
+    return ap.calibrate(ap.design("dp-mf", steps=8, epochs=2), noise_multiplier=1.0, delta=1e-5, **options)
+
+
+def of_a_training(**options):
+    from tests.torch.setting import Training
+
+    return Training(**options).engine.statement()
+
+
+def of_several_runs():
+    """Of a training that was begun anew with fresh noise."""
+    from tests.torch.setting import Training
+
+    first = Training(run=None)
+    first.run(2)
+    state = first.release.state()
+    first.run(1)
+    first.release.restore(state, fresh_noise=True)
+    assert first.release.earlier() == [3]
+    return first.engine.statement()
+
+
+def of_a_server():
+    from tests.federated import setting
+
+    return setting.server(setting.mechanism()).statement()
+
+
+STATEMENTS = {
+    "fixed order": lambda: in_epochs().statement(),
+    "fixed order, released in part": lambda: in_epochs().statement(released=3),
+    "insecure": lambda: in_epochs().statement(insecure=True),
+    "hash slots": lambda: in_epochs(sampler="hash-slots", adjacency="add-remove").statement(),
+    "poisson": lambda: dp_sgd(sampler="poisson", sampling_rate=0.1).statement(),
+    "poisson, add-remove": lambda: dp_sgd(
+        sampler="poisson", sampling_rate=0.1, adjacency="add-remove").statement(released=2),
+    "cyclic poisson": lambda: apart(sampler="cyclic-poisson", sampling_rate=0.1).statement(),
+    "balls in bins": lambda: ap.calibrate(
+        ap.design("sqrt-toeplitz", steps=8, epochs=2), noise_multiplier=1.0, delta=1e-3, sampler="balls-in-bins"
+    ).statement(),
+    "replace-one": lambda: in_epochs(adjacency="replace-one").statement(),
+    "users": lambda: apart(unit="user").statement(),
+    "a training": of_a_training,
+    "a training on the user's word": lambda: of_a_training(participation="trusted"),
+    "several runs": of_several_runs,
+    "a federated training": of_a_server,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", STATEMENTS.values(), ids=STATEMENTS)
+def test_every_statement_says_that_arithmetic_is_idealised(make):
+    """In words and as JSON, whatever was sampled, promised and released."""
+    made = make()
+    said = json.loads(made.to_json())
+    assert any("idealised real arithmetic" in caveat for caveat in said["caveats"])
+    assert "idealised real arithmetic" in " ".join(str(made).split())
+
+
+@pytest.mark.slow
+def test_every_sampler_adjacency_and_unit_has_its_statement():
+    """So that a new kind is not forgotten above."""
+    made = [make() for name, make in STATEMENTS.items() if "training" not in name and "runs" not in name]
+    assert {one.sampler for one in made} == set(SAMPLER_WORDS) == set(SAMPLERS)
+    assert {one.adjacency for one in made} == set(ADJACENCY_WORDS)
+    assert {one.unit for one in made} == {"example", "user"}
 
 
 def test_the_json_is_complete():

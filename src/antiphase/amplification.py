@@ -28,6 +28,7 @@ from antiphase.sensitivity import sensitivity
 UNAMPLIFIED = ("fixed-order", "hash-slots")
 AMPLIFIED = ("poisson", "cyclic-poisson", "balls-in-bins")
 SAMPLERS = (*UNAMPLIFIED, *AMPLIFIED)
+TRIES = 16  # noise multipliers that a calibration for balls in bins may look at
 ADJACENCIES = ("zero-out", "replace-one", "add-remove")
 
 
@@ -251,12 +252,14 @@ class BallsInBins(Plain):
         low, high = plain / 64, plain
         while high / low > 1.002:
             middle = math.sqrt(low * high)
-            enough = balls.likely_epsilon(self._gram, middle, delta) <= epsilon
+            enough = balls.likely_epsilon(self._gram, middle, delta, failure=balls.FAILURE / TRIES) <= epsilon
             low, high = (low, middle) if enough else (middle, high)
-        # PRIVACY: one that was seen to be private.   [G7]
-        while high < plain and _epsilon_of_bins(self, high, delta) > epsilon:
+        # PRIVACY: one that was seen to be private; the chances to fail of all that were looked at add up.   [G7]
+        for _ in range(TRIES):
+            if high >= plain or _epsilon_of_bins(self, high, delta) <= epsilon:
+                return min(high, plain)
             high *= 1.005
-        return min(high, plain)
+        return plain
 
     def caveat(self) -> str:
         return f"the ε of balls in bins was bounded by sampling; the bound is none with a chance of {balls.FAILURE:g}"
@@ -264,7 +267,7 @@ class BallsInBins(Plain):
 
 @lru_cache(maxsize=256)
 def _epsilon_of_bins(account: BallsInBins, s: float, delta: float) -> float:
-    return balls.epsilon_bound(account._gram, s, delta).value
+    return balls.epsilon_bound(account._gram, s, delta, failure=balls.FAILURE / TRIES).value
 
 
 def account(factorization: Factorization, adjacency: str, sampler: str, sampling_rate: float | None) -> Account:

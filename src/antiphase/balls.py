@@ -62,7 +62,7 @@ def epsilon_bound(gram: Array, noise_multiplier: float, delta: float, *, failure
     fail of all attempts add up to ``failure``.
     """
     samples = samples_for(delta, failure)
-    candidate = likely_epsilon(gram, noise_multiplier, delta)
+    candidate = likely_epsilon(gram, noise_multiplier, delta, failure=failure)
     for attempt in range(1, 40):
         # PRIVACY: the candidate was settled before these samples were drawn.   [G7]
         found = delta_bound(gram, noise_multiplier, candidate, failure=failure / 2**attempt, samples=samples)
@@ -150,19 +150,23 @@ class _Mixture:
         return -np.expm1(epsilon - self.losses(epsilon, samples, rng, added))
 
 
-def likely_epsilon(gram: Array, noise_multiplier: float, delta: float, samples: int = 1 << 15) -> float:
+def likely_epsilon(
+    gram: Array, noise_multiplier: float, delta: float, samples: int = 1 << 15, failure: float = FAILURE
+) -> float:
     """About the ε that `epsilon_bound` will come to: an estimate that promises nothing, in a moment.
 
     Samples are drawn where the loss is large, four standard deviations out along the record's own bin, and weighted.
     """
     mixture = _Mixture(gram, noise_multiplier)
-    certified = samples_for(delta)
+    certified = samples_for(delta, failure)
     losses, weights = mixture.far_losses(samples, mixture.generator("likely", delta, samples))
 
     def enough(epsilon: float) -> bool:
         mean = float(np.mean(weights * np.maximum(-np.expm1(np.minimum(epsilon - losses, 0.0)), 0.0)))
-        return mean < 1 and above(mean, certified, FAILURE / 4) <= 0.95 * delta
+        return mean < 1 and above(mean, certified, failure / 4) <= 0.95 * delta
 
+    if above(0.0, certified, failure / 4) > 0.95 * delta:
+        raise ValueError(f"delta = {delta:g} is too small for {certified:,} samples, the most that are drawn")
     low, high = 0.0, 1.0
     while not enough(high):
         low, high = high, 2 * high

@@ -208,13 +208,12 @@ class Mechanism:
         return self.digest
 
     def __repr__(self) -> str:
-        promise = (
-            f"μ = {self.mu():.4g}"
-            if self.target_delta is None
-            else f"ε = {self.epsilon():.4g} at δ = {self.target_delta:g}"
-        )
-        if self.amplified and self.target_delta is None:
-            promise = f"sampling rate {self.sampling_rate:g}"
+        if self.target_delta is not None:
+            promise = f"ε = {self.epsilon():.4g} at δ = {self.target_delta:g}"
+        else:
+            promise = self.sampler if self.amplified else f"μ = {self.mu():.4g}"
+        if self.sampling_rate is not None:
+            promise += f", sampling rate {self.sampling_rate:g}"
         return (
             f"<Mechanism {self.factorization.name}, {self.steps} steps, {self.factorization.participation.describe()}: "
             f"noise multiplier {self.noise_multiplier:.6g}, clip norm {self.clip_norm:g}, {promise}, {self.adjacency}>"

@@ -69,7 +69,7 @@ def test_planted_bugs_are_noticed(tmp_path, shown):
     missed = [f"{bug.name} (exit code {one['code']})\n{one['log']}"
               for bug, one in zip(BUGS, found, strict=True) if not one["red"]]  # fmt: skip
     assert not missed, "\n".join(missed)
-    assert min(seconds, worked / 2) < 180
+    assert seconds < 180
 
 
 @pytest.mark.long

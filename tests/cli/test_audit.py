@@ -19,7 +19,28 @@ def once(included):
     return scores(included, len(included))
 
 
+def none():
+    return scores(True, 3)
+
+
 number = 3
+"""
+
+RAISES = """
+import json
+import sys
+
+
+def scores(canary, count):
+    return helped(count)
+
+
+def helped(count):
+    {line}
+
+
+def once(included):
+    return helped(len(included))
 """
 
 
@@ -65,15 +86,72 @@ def test_a_function_of_the_users(run, trainers, plan):
         ("right.py:scores --mu 1 --epsilon 2 --delta 1e-5", "give one of", 2),
         ("right.py:scores --epsilon 2", "belong together", 2),
         ("right.py:scores --mu 1 --trials 3", "--trials", 2),
-        ("right.py:number --mu 1", "has no function 'number'", 1),
-        ("right.py:absent --mu 1", "has no function 'absent'", 1),
-        ("absent.py:scores --mu 1", "no such file", 1),
-        ("right.py:scores --mu -1", "mu = -1.0", 1),
-        ("right.py:scores --mu 1 --confidence 2", "confidence = 2", 1),
-        ("right.py:once --mu 1", "once() takes 1 positional argument", 1),
-        ("design.antiphase", "claims nothing", 1),
-        ("absent.antiphase", "No such file", 1),
+        ("right.py:number --mu 1", "has no function 'number'", 2),
+        ("right.py:absent --mu 1", "has no function 'absent'", 2),
+        ("absent.py:scores --mu 1", "no such file", 2),
+        ("right.py:scores --mu -1", "mu = -1.0", 2),
+        ("right.py:scores --mu 1 --confidence 2", "confidence = 2", 2),
+        ("right.py:once --mu 1", "cannot be called with (canary, count); for one training, say --one-run", 2),
+        ("right.py:scores --mu 1 --one-run", "cannot be called with (included); for many trainings, leave --one-", 2),
+        ("right.py:none --mu 1", "right.py:none cannot be called with (canary, count). See", 2),
+        ("right.py:scores --mu 1 --canaries 100", "--canaries is for --one-run", 2),
+        ("right.py:once --mu 1 --one-run --trials 100", "--one-run makes one: give --canaries", 2),
+        ("plan.antiphase --canaries 100", "--canaries is for --one-run", 2),
+        ("design.antiphase", "claims nothing", 2),
+        ("absent.antiphase", "No such file", 2),
     ],
 )
 def test_refusals(refused, plan, trainers, words, said, code):
     assert said in refused("audit", *words.split(), code=code)
+
+
+@pytest.mark.parametrize(
+    ("line", "last"),
+    [
+        ("raise ValueError('[bold]no data[/]: :boom: ' + str(count))", "ValueError: [bold]no data[/]: :boom: 400"),
+        ("return json.loads('no')", "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
+        ("raise FileNotFoundError('weights')", "FileNotFoundError: weights"),
+        ("sys.exit(0)", "SystemExit: 0"),
+        ("sys.exit('stop')", "SystemExit: stop"),
+        ("exit_code = 1; raise RuntimeError", "RuntimeError"),
+    ],
+)
+def test_what_the_users_function_raises_is_shown_as_theirs(run, tmp_path, line, last):
+    """Their frames alone, then one line that says so; never the code of an answer, whatever the function does."""
+    (tmp_path / "mine.py").write_text(RAISES.format(line=line))
+    done = run("audit", "mine.py:scores", "--mu", "1")
+    assert (done.code, done.out) == (2, "")
+    first, *frames, error, verdict = done.err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    files = [text for text in frames if text.startswith("  File ")]
+    assert [text.split(", in ")[1] for text in files] == ["scores", "helped"]
+    assert all("mine.py" in text for text in files)
+    assert line in "".join(frames)
+    assert error == last
+    assert verdict == f"refused: mine.py:scores raised {last.split(':')[0].split('.')[-1]}; there was no audit"
+    done = run("audit", "mine.py:once", "--mu", "1", "--one-run", "--canaries", "400", "--json")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-2:] == [error, verdict.replace(":scores", ":once")]
+
+
+def test_causes_are_shown_as_theirs_too(run, tmp_path):
+    lines = "try: json.loads('no')\n    except ValueError as error: raise RuntimeError('no scores') from error"
+    (tmp_path / "mine.py").write_text(RAISES.format(line=lines))
+    said = run("audit", "mine.py:scores", "--mu", "1").err
+    assert said.index("JSONDecodeError") < said.index("direct cause") < said.index("RuntimeError: no scores")
+    assert all("mine.py" in line for line in said.splitlines() if line.startswith("  File "))
+
+
+def test_a_file_that_does_not_run_is_no_audit(run, tmp_path):
+    for text, last in (
+        ("import absent_package", "ModuleNotFoundError: No module named 'absent_package'"),
+        ("def scores(:", "SyntaxError: invalid syntax"),
+        ("raise SystemExit(1)", "SystemExit: 1"),
+    ):
+        (tmp_path / "mine.py").write_text(text)
+        done = run("audit", "mine.py:scores", "--mu", "1")
+        assert (done.code, done.out) == (2, "")
+        *_, error, verdict = done.err.splitlines()
+        assert error == last
+        assert verdict == f"refused: mine.py raised {last.split(':')[0]}; there was no audit"
+        assert "importlib" not in done.err

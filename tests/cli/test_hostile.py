@@ -39,6 +39,8 @@ NOT_UNDERSTOOD = {
     "compare --steps 16 --delta 1e-5": "--epsilon",
     "compare --steps 16 --csv --json": "give one",
     "compare --steps 16 -m nope": "dp-mf+",
+    "compare --steps 16 -m dp-mf:foo=3": "--mechanism dp-mf:foo=3: dp-mf has no option foo; it takes weights",
+    "compare --steps 16 -m dp-sgd -m dp-mf:foo=3": "dp-mf has no option foo",
     "advise --steps 16 --poisson": "--epsilon",
     "advise --steps 16 --smoothness 4": "between 0 and 1",
     "advise --steps 16 --smoothness -1": "between 0 and 1",
@@ -75,6 +77,8 @@ REFUSED = {
     "design dp-mf --steps 16 --lr 0": "learning_rates",
     "design dp-mf --steps 16 --tolerance 0": "tolerance = 0",
     "design dp-mf --steps 16 --epsilon -8 --delta 1e-5": "epsilon = -8",
+    "design dp-mf+ --steps 16 --tau 0": "tau = 0",
+    "calibrate --epsilon -1 --delta 1e-5": "epsilon = -1",
     "design dp-mf --steps 16 --epsilon 8 --delta 2": "delta = 2",
     "design dp-mf --steps 16 -o missing/x.antiphase": "there is no folder missing",
     "design dp-mf --steps 16 -o .": "is a folder",
@@ -91,7 +95,10 @@ REFUSED = {
     "statement garbage": "not an antiphase file",
     "statement .": "Is a directory",
     "statement plan.antiphase --released 1000": "rows = 1000",
+    "statement design.antiphase": "not calibrated",
     "verify garbage": "not an antiphase file",
+    "verify altered.antiphase": "altered.antiphase",
+    "verify absent.antiphase": "absent.antiphase: No such file",
     "verify plan.antiphase --statement garbage": "not a statement",
     "verify plan.antiphase --statement absent.json": "absent.json: No such file",
     "verify plan.antiphase --statement list.json": "not a statement",
@@ -115,6 +122,9 @@ REFUSED = {
 def around(plan, tmp_path):
     """A folder with a good plan and things that are not what they should be."""
     (tmp_path / "garbage").write_bytes(b"hello")
+    whole = bytearray((tmp_path / plan).read_bytes())
+    whole[len(whole) // 2] ^= 1
+    (tmp_path / "altered.antiphase").write_bytes(whole)
     (tmp_path / "garbage.csv").write_text("a,b\n")
     (tmp_path / "list.json").write_text("[1, 2]")
     (tmp_path / "full").mkdir()
@@ -132,20 +142,27 @@ def test_not_understood(refused, around, words):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", REFUSED)
 def test_refused(refused, around, words):
-    assert REFUSED[words] in refused(*words.split(), code=1)
+    """With code 2: a script that takes 1 for "no" must not get it where nothing was found out."""
+    assert REFUSED[words] in refused(*words.split(), code=2)
 
 
 def test_words_in_brackets_are_shown_as_they_are(refused):
-    assert "[bold]x" in refused("statement", "[bold]x", code=1)
+    assert "[bold]x" in refused("statement", "[bold]x", code=2)
 
 
 def test_a_bug_keeps_its_traceback(run, monkeypatch):
-    """What is not ours to explain is not hidden behind a message."""
+    """What is not ours to explain is not hidden behind a message; nor is it an answer of code 1."""
     import antiphase as ap
 
     def broken(*args, **options):
-        int("no number")
+        return {}["absent"] if "steps" in options else int("no number")
 
-    monkeypatch.setattr(ap, "design", broken)
-    with pytest.raises(ValueError, match="invalid literal"):
-        run(*DESIGN)
+    for name, words, said in (
+        ("design", DESIGN, "ValueError: invalid literal"),
+        ("design", ["calibrate", "--epsilon", "1", "--delta", "1e-5"], "KeyError: 'absent'"),
+    ):
+        monkeypatch.setattr(ap, name, broken)
+        done = run(*words)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith("Traceback")
+        assert said in done.err.splitlines()[-1]

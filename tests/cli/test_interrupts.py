@@ -41,7 +41,7 @@ def test_compare_prints_what_it_has(tmp_path):
     )  # fmt: skip
     began = time.monotonic()
     code, out, err = interrupted(process, lambda: time.monotonic() - began > 6)
-    assert code == 1
+    assert code == 130
     found = json.loads(out)
     assert found["stopped"] is True
     assert [row["name"] for row in found["mechanisms"]] == ["dp-sgd", "chess"]
@@ -60,12 +60,12 @@ def test_a_design_that_is_stopped_is_kept_with_the_gap_it_has(tmp_path):
     )  # fmt: skip
     began = time.monotonic()
     code, out, err = interrupted(process, lambda: time.monotonic() - began > 6)
-    assert code == 1
+    assert code == 130
     assert "stopped: by Ctrl-C" in err
     f = ap.load(tmp_path / "d.antiphase")
     assert 0 < f.gap < 1
     assert f.sensitivity <= 1 + 1e-9
-    assert f"{f.gap:.1e}" in out or "× the optimum" in out
+    assert f"{f.gap:.1e}" in out or f"{f.gap:.3g}   error over bound, less 1" in out
     assert not list(tmp_path.glob("cache/**/*.antiphase")), "what was asked for is not what there is"
 
 
@@ -79,7 +79,7 @@ def test_training_goes_on_and_ends_with_the_same_weights(tmp_path, run):
     state = tmp_path / "run" / "checkpoint"
     part = start(tmp_path, *words, "--checkpoint", "run", "-o", "part.safetensors")
     code, out, err = interrupted(part, lambda: state.exists() and _steps_done(tmp_path / "run") > 0)
-    assert code == 1, (out, err)
+    assert code == 130, (out, err)
     assert out == ""
     assert "0 of 1 trial done. Go on with: antiphase train" in err
     assert "--resume" in err
@@ -106,7 +106,7 @@ def test_trials_that_are_done_are_printed(tmp_path):
         "--epsilon", "8", "--delta", "1e-4", "--trials", "1000", "--checkpoint", "runs",
     )  # fmt: skip
     code, out, err = interrupted(process, lambda: (tmp_path / "runs" / "seed-1" / "checkpoint").exists())
-    assert code == 1
+    assert code == 130
     assert "tree, full Honaker on digits" in out
     assert "differentially private" in out
     assert "1 of 1000 trials done" in err

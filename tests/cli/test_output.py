@@ -1,4 +1,4 @@
-"""What goes where: results to standard output, all else to standard error, exit codes 0, 1, 2."""
+"""What goes where: results to standard output, all else to standard error; exit codes 0 yes, 1 no, 2 no answer."""
 
 import csv
 import io
@@ -91,7 +91,7 @@ def test_a_design_is_calibrated_or_says_how(run):
     assert "antiphase calibrate d.antiphase" in done.err
     assert run("design", "dp-mf", "--steps", "8", "-o", "d.antiphase", "--quiet").err == ""
     refusal = run("statement", "d.antiphase")
-    assert refusal.code == 1
+    assert refusal.code == 2
     assert "antiphase calibrate d.antiphase" in refusal.err
 
 
@@ -208,10 +208,11 @@ def test_compare_says_what_a_sampler_amplifies(run, tmp_path):
 
 @pytest.mark.slow
 def test_exit_codes_of_a_process(tmp_path):
-    """0 done, 1 refused, 2 not understood; standard output is clean but for a result."""
+    """0 done, 2 refused or not understood; standard output is clean but for a result."""
     for words, code in (
         (["calibrate", "--epsilon", "1", "--delta", "1e-5"], 0),
-        (["statement", "absent.antiphase"], 1),
+        (["statement", "absent.antiphase"], 2),
+        (["design", "dp-mf+", "--steps", "8", "--tau", "0"], 2),
         (["design", "dp-mf"], 2),
     ):
         done = process(*words, cwd=tmp_path, check=False)
@@ -219,6 +220,45 @@ def test_exit_codes_of_a_process(tmp_path):
         assert bool(done.stdout) == (code == 0)
         assert bool(done.stderr) == (code != 0)
         assert "Traceback" not in done.stderr
+
+
+def test_verify_answers_yes_no_or_not_at_all(run, plan, tmp_path):
+    """0: all holds; 1: a check fails, and says which; 2: a damaged file, of which nothing is known."""
+    assert run("verify", plan, "--statement", "statement.json").code == 0
+    said = json.loads((tmp_path / "statement.json").read_text())
+    (tmp_path / "other.json").write_text(json.dumps(said | {"epsilon": said["epsilon"] / 2}))
+    done = run("verify", plan, "--statement", "other.json")
+    assert done.code == 1
+    assert "FAILS" in done.out
+    assert "Do not rely on it" in done.err
+    asked = run("verify", plan, "--statement", "other.json", "--json")
+    assert (asked.code, strict(asked.out)["holds"]) == (1, False)
+    (tmp_path / "cut.antiphase").write_bytes((tmp_path / plan).read_bytes()[:-10])
+    done = run("verify", "cut.antiphase", "--json")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("refused: cut.antiphase")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["--help"], "0 done; 1 the answer is no"),
+        (["verify", "--help"], "1: a check fails; 2: it could not be checked, as a file that is missing, or damaged"),
+        (["audit", "--help"], "1: the claim is false; 2: there was no audit"),
+    ],
+)
+def test_help_says_what_codes_mean(run, command, said):
+    assert said in " ".join(run(*command).out.split())
+
+
+def test_the_gap_is_the_same_number_everywhere(run):
+    """Error over bound, less 1: large or small, in words or in JSON."""
+    for name, said in (("dp-sgd", "   error over bound, less 1"), ("dp-mf", "")):
+        words = ["design", name, "--steps", "16", "--epochs", "2"]
+        found = strict(run(*words, "--json").out)
+        assert found["gap"] == pytest.approx(found["error"] / found["lower_bound"] - 1, abs=1e-12)
+        (line,) = [line for line in run(*words).out.splitlines() if line.startswith("gap ")]
+        assert line.split(maxsplit=1)[1] == (f"{found['gap']:.3g}{said}" if said else f"{found['gap']:.1e}")
 
 
 @pytest.mark.slow
@@ -253,5 +293,5 @@ def test_advice_from_a_spectrum(run, tmp_path):
     (tmp_path / "bad.json").write_text("{}")
     for options, word in ((["bad.json"], "bad.json must have"), (["both.json", "--lr", "9"], "diverges")):
         done = run(*words, *options)
-        assert (done.code, done.out) == (1, "")
+        assert (done.code, done.out) == (2, "")
         assert word in done.err

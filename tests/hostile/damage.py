@@ -69,8 +69,8 @@ class Payload:
         return os.mkdir, (self.path,)
 
 
-def originals(folder):
-    """A good file of each kind, and how it is loaded."""
+def originals(folder, scratch):
+    """A good file of each kind, and how it is loaded; what takes a folder is loaded in ``scratch``."""
     kinds = {}
     design = {
         "stream": ap.design("dp-mf", steps=12), "dense": ap.design("dp-mf", steps=12, epochs=3),
@@ -100,16 +100,18 @@ def originals(folder):
     training = Training(mechanism=ap.design("dp-mf", steps=15, epochs=3))
     training.run(2)
     training.engine.save_checkpoint(path=folder / "checkpoint", module=training.module, optimizer=training.optimizer)
-    weights = training.weights()
+    weights, digest = training.weights(), files.read(folder / "checkpoint")["digest"]
 
     def resumed(path):
         fresh = Training(mechanism=ap.design("dp-mf", steps=15, epochs=3), probe=False)
         fresh.engine.load_checkpoint(path=path, module=fresh.module, optimizer=fresh.optimizer)
-        if not torch.equal(weights, fresh.weights()):
+        forged = files.read(path)["digest"] != digest  # then it is another checkpoint, and may have another model
+        if not forged and not torch.equal(weights, fresh.weights()):
             raise AssertionError("another model was loaded")
 
     kinds["checkpoint"] = folder / "checkpoint", resumed
-    return kinds | images(folder / "images") | training_folder(folder / "trained") | federated_folder(folder / "server")
+    made = images(folder / "images") | training_folder(folder / "trained") | federated_folder(folder / "server")
+    return kinds | {name: among(*part, scratch) for name, part in made.items()}
 
 
 def images(folder):
@@ -117,7 +119,7 @@ def images(folder):
         (folder / name).mkdir(parents=True)
         for i in range(4):
             Image.new("L", (4, 4), 50 * i).save(folder / name / f"{i}.png")
-    return {"image": among(folder, folder / "cat" / "1.png", data.load)}
+    return {"image": (folder, folder / "cat" / "1.png", data.load)}
 
 
 def training_folder(folder):
@@ -140,7 +142,7 @@ def training_folder(folder):
 
     ended = {}
     parts = {"run": folder / "run.json", "curve": folder / "curve.json", "ledger": next(folder.glob("*.ledger"))}
-    return {name: among(folder, path, went_on) for name, path in parts.items()}
+    return {name: (folder, path, went_on) for name, path in parts.items()}
 
 
 def federated_folder(folder):
@@ -156,14 +158,14 @@ def federated_folder(folder):
         finally:
             server.close()
 
-    return {"server": among(folder, folder / "checkpoint", went_on)}
+    return {"server": (folder, folder / "checkpoint", went_on)}
 
 
-def among(folder, path, go_on):
-    """A file that is used with all others of its folder."""
+def among(folder, path, go_on, scratch):
+    """A file that is used with all others of its folder: a copy of it in ``scratch``, which is left empty."""
 
     def load(damaged):
-        with tempfile.TemporaryDirectory() as temporary:
+        with tempfile.TemporaryDirectory(dir=scratch) as temporary:
             whole = Path(temporary) / "whole"
             shutil.copytree(folder, whole)
             shutil.copy(damaged, whole / path.relative_to(folder))
@@ -294,14 +296,26 @@ def attempt(load, path):
     return "loaded"
 
 
+def outside():
+    """What archives of `bombs` would leave at the root, or two above where the process works or keeps its temporary
+    files."""
+    places = (Path("/"), Path("../.."), Path(tempfile.gettempdir(), "../.."))
+    return {found for place in places for found in place.resolve().glob("outside*")}
+
+
 def run(folder, count, seed):
-    """So many files, one after the other in ``folder / "inside"``: how loading ended, and what failed."""
-    rng, place, good = random.Random(seed), folder / "inside", folder / "good"
-    place.mkdir()
-    good.mkdir()
-    kinds = originals(good)
+    """So many files, one after the other in a folder three below ``folder``: how loading ended, and what failed.
+
+    Whatever comes to be in ``folder``, on the way down, beside the files or at the root is a stray.
+    """
+    rng, deep, good = random.Random(seed), folder / "a" / "b", folder / "good"
+    place, scratch = deep / "inside", deep / "scratch"
+    for made in (place, scratch, good):
+        made.mkdir(parents=True)
+    kinds = originals(good, scratch)
     whole = {name: attempt(load, path) for name, (path, load) in kinds.items()}
     contents = {name: path.read_bytes() for name, (path, _) in kinds.items()}
+    before = set(folder.rglob("*")) | outside()
     ends, failures, slowest = Counter(), [], 0.0
     for _ in range(count):
         name = rng.choice(sorted(kinds))
@@ -319,10 +333,11 @@ def run(folder, count, seed):
         ends[name, how, end] += 1
         for left in place.iterdir():
             left.unlink() if left.is_file() else failures.append(f"{name}, {how}: {left.name} was made")
+    after = set(folder.rglob("*")) | outside()
     return {
         "files": sum(ends.values()),
         "whole": whole,
-        "strays": sorted(p.name for p in folder.iterdir() if p not in (place, good)),
+        "strays": sorted(map(str, after - before)),
         "failures": failures,
         "slowest": slowest,
         "refused": sum(n for (_, _, end), n in ends.items() if end == "refused"),

@@ -33,7 +33,7 @@ def test_what_cannot_be_is_refused(tmp_path):
     unknown = process("reproduce", "cubic", cwd=tmp_path, check=False)
     assert (unknown.returncode, "quadratic" in unknown.stderr) == (2, True)
     nothing = process("reproduce", "matrices", "--figures-only", cwd=tmp_path, check=False)
-    assert nothing.returncode == 1
+    assert nothing.returncode == 2
     assert "run antiphase reproduce matrices first" in nothing.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -48,7 +48,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     time.sleep(1)
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=30)
-    assert running.returncode == 1
+    assert running.returncode == 130
     assert out == ""
     assert "stopped: by Ctrl-C" in err
     assert "the same command goes on" in err

@@ -8,7 +8,7 @@ import torch
 from opacus.grad_sample import GradSampleModule
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import antiphase as ap
 from antiphase.errors import BypassError, HorizonError, ParticipationError
@@ -149,19 +149,20 @@ def test_a_batch_of_nothing_is_a_row_of_noise():
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_microbatches_are_one_step(mode):
-    """A memory manager's pieces of 1, 7, 64 or all at once: the same sums, one row a step, the same weights."""
-    ends = {}
-    for most in (1, 7, 64, 12):
-        training = Training(mode=mode, epochs=1)
+    """A memory manager's pieces of 1, 7, 64 or all 80 at once: the same sums, one row a step, the same weights."""
+    ends, size = {}, 80
+    for most in (1, 7, 64, size):
+        training = Training(mode=mode, epochs=1, dataset=data(2 * size), batch_size=size)
+        assert training.engine.mechanism.steps == 2
         with BatchMemoryManager(
             data_loader=training.loader, max_physical_batch_size=most, optimizer=training.optimizer
         ) as loader:
-            for batch in loader:
-                training.step(batch)
+            pieces = [training.step(batch) for batch in loader]
+        assert len(pieces) == 2 * -(-size // most)
         assert training.engine.remaining_steps == 0
         ends[most] = training.weights()
     for most in (1, 7, 64):
-        torch.testing.assert_close(ends[most], ends[12], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(ends[most], ends[size], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -315,7 +316,7 @@ def test_mechanisms_by_name_object_and_file(tmp_path):
 
 
 def test_what_is_not_covered_is_refused():
-    with pytest.raises(ValueError, match="fixed order"):
+    with pytest.raises(ValueError, match="independent noise alone"):
         Training(poisson_sampling=True)
     with pytest.raises(ValueError, match="secret key"):
         Training(noise_generator=torch.Generator())
@@ -459,12 +460,57 @@ def test_gradients_of_unknown_examples_are_refused_unless_the_user_vouches():
     assert "on the user's word" not in str(training.engine.statement()).replace("\n", " ")
 
 
-def test_an_example_twice_in_a_step_is_refused():
-    loader = DataLoader(data(6), batch_sampler=[[0, 1, 1], [2, 3, 4]])
+def with_replacement():
+    """60 draws of 60 examples: with this seed the first batch of 12 has an example twice."""
+    sampler = RandomSampler(data(), replacement=True, generator=torch.Generator().manual_seed(1))
+    return DataLoader(data(), batch_size=12, sampler=sampler), {}
+
+
+DUPLICATES = {
+    "within a batch": lambda: (DataLoader(data(6), batch_sampler=[[0, 1, 1], [2, 3, 4]]), {}),
+    "drawn with replacement": with_replacement,
+    "across microbatches": lambda: (
+        DataLoader(data(12), batch_sampler=[[0, 1, 2], [3, 4, 1], [5, 6, 7], [8, 9, 10]]),
+        {"gradient_accumulation_steps": 2},
+    ),
+}
+
+
+def accumulated(module, optimizer, loader, steps):
+    """An epoch of microbatches, so many to a logical step."""
+    optimizer.zero_grad()
+    for i, (inputs, targets) in enumerate(loader):
+        nn.functional.cross_entropy(module(inputs), targets).backward()
+        if (i + 1) % steps == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("made", DUPLICATES.values(), ids=DUPLICATES)
+def test_an_example_twice_in_a_step_is_refused(made):
+    """Before anything is released or recorded."""
+    loader, options = made()
+    model = small_model()
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    engine = PrivacyEngine(mechanism="dp-mf")
+    module, optimizer, private = make_private(engine, loader, model, epochs=1, **options)
+    with pytest.raises(ParticipationError, match="step 0: an example comes twice"):
+        accumulated(module, optimizer, private, options.get("gradient_accumulation_steps", 1))
+    assert optimizer.release.position == optimizer.release.drawn == 0
+    assert not optimizer.release.ledger.count.any()
+    assert torch.equal(before, torch.cat([p.detach().flatten() for p in model.parameters()]))
+
+
+def test_an_example_twice_across_a_memory_managers_pieces_is_refused():
+    """The pieces are divided anew from a batch; the step is theirs together."""
+    loader = DataLoader(data(6), batch_sampler=[[0, 1, 2, 3, 0], [4, 5]])
     module, optimizer, private = make_private(PrivacyEngine(mechanism="dp-mf"), loader, epochs=1)
-    with pytest.raises(ParticipationError, match="twice"):
-        epoch(module, optimizer, private)
-    assert optimizer.release.position == 0
+    with (
+        BatchMemoryManager(data_loader=private, max_physical_batch_size=2, optimizer=optimizer) as pieces,
+        pytest.raises(ParticipationError, match="step 0: an example comes twice"),
+    ):
+        epoch(module, optimizer, pieces)
+    assert optimizer.release.position == optimizer.release.drawn == 0
 
 
 # ---- epsilon and statements --------------------------------------------------------------------------------
@@ -522,6 +568,26 @@ def test_opacus_own_engine_remains():
             unsampled.get_epsilon(1e-5)
     fixed = Training("dp-sgd", poisson_sampling=False)
     assert fixed.engine.mechanism.sensitivity == pytest.approx(np.sqrt(3))
+
+
+def test_a_key_that_is_not_used_is_noted():
+    with pytest.warns(UserWarning, match="key: it is not used"):
+        make_private(PrivacyEngine(mechanism="dp-sgd", key=ap.Key.generate()), None)
+
+
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "dp-mf"])
+def test_a_delta_that_promises_little_is_noted(mechanism):
+    target = {"target_epsilon": 4.0, "max_grad_norm": 1.0, "epochs": 2}
+    model, loader = small_model(), torch.utils.data.DataLoader(data(), batch_size=12)
+    parts = {"module": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "data_loader": loader}
+    with pytest.warns(UserWarning, match="whoever publishes one of them whole keeps this promise"):
+        PrivacyEngine(mechanism=mechanism).make_private_with_epsilon(**parts, target_delta=0.05, **target)
+
+
+def test_before_anything_is_planned_there_is_no_epsilon():
+    for mechanism in ("dp-sgd", "dp-mf"):
+        with pytest.raises(ValueError, match="call make_private first"):
+            PrivacyEngine(mechanism=mechanism).get_epsilon(1e-5)
 
 
 # ---- the pieces --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import antiphase as ap
+from antiphase.errors import ParticipationError
 from antiphase.torch import PrivacyEngine, sampling
 from antiphase.torch.sampling import BallsInBins, CyclicPoisson, FixedOrder, sampler_for
 
@@ -106,17 +107,23 @@ def test_a_group_cannot_give_more_than_it_has():
         CyclicPoisson(100, 0.3, groups=4)
 
 
+@pytest.mark.parametrize("thrown", [[9] * 64, [-1] * 64, [0] * 3, [[0] * 64]])
+def test_every_example_needs_a_bin(thrown):
+    with pytest.raises(ValueError, match="a bin below 8 for each of 64 examples"):
+        BallsInBins(64, 8, thrown=thrown)
+
+
 # ---- through the engine ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [cyclic, bins])
+@pytest.mark.parametrize("make", [cyclic, bins, independent])
 def test_a_training_on_the_right_batches(make):
     engine, module, optimizer, loader = private(make())
     train(module, optimizer, loader, STEPS)
     assert engine.remaining_steps == 0
-    statement = engine.statement()
+    statement = engine.statement(1e-5)
     assert statement.sampler == make().sampler
-    assert statement.epsilon == pytest.approx(make().epsilon())
+    assert statement.epsilon == pytest.approx(make().epsilon(1e-5))
     assert "holds for this sampler and no other" in str(statement).replace("\n", " ")
 
 
@@ -127,6 +134,9 @@ OTHERS = {
     "other rate": lambda data: DataLoader(data, batch_sampler=CyclicPoisson(SIZE, 0.0625, groups=4)),
     "other groups": lambda data: DataLoader(data, batch_sampler=CyclicPoisson(SIZE, 0.125, groups=2)),
     "other bins": lambda data: DataLoader(data, batch_sampler=BallsInBins(SIZE, 4)),
+    "own bins": lambda data: DataLoader(data, batch_sampler=BallsInBins(SIZE, 8, thrown=np.arange(SIZE) % 8)),
+    "own secret": lambda data: DataLoader(data, batch_sampler=CyclicPoisson(SIZE, 0.125, groups=4, secret=0)),
+    "own secret, one group": lambda data: DataLoader(data, batch_sampler=CyclicPoisson(SIZE, 0.125, secret=0)),
     "own sampler": lambda data: DataLoader(data, batch_size=8, sampler=WeightedRandomSampler(torch.ones(SIZE), SIZE)),
 }
 
@@ -137,6 +147,58 @@ def test_other_batches_are_refused(make, other):
     """An amplified ε for batches that come about in another way."""
     with pytest.raises(ValueError, match="come about in another way"):
         private(make(), OTHERS[other](dataset()))
+
+
+def evaluated(loader):
+    for _ in loader:
+        pass
+
+
+def peeked(loader):
+    next(iter(loader))
+
+
+@pytest.mark.parametrize("between", [evaluated, peeked])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("make", [cyclic, bins, independent])
+def test_a_step_has_its_own_sample_whatever_else_was_drawn(make, workers, between):
+    """Passes for evaluation, and loops that are left while workers read ahead, put no step out of its turn."""
+    mechanism = make()
+    loader = DataLoader(dataset(), batch_sampler=sampler_for(mechanism, SIZE), num_workers=workers)
+    engine, module, optimizer, loader = private(mechanism, loader)
+    recorded, seen = loader.batch_sampler, []
+    take, sampler = recorded.take, recorded.sampler
+    recorded.take = lambda count: seen.append(take(count)) or seen[-1]
+    for _ in range(4):
+        train(module, optimizer, loader, STEPS // 4)
+        between(loader)
+    assert engine.remaining_steps == 0
+    for step, indices in enumerate(seen):
+        if isinstance(sampler, CyclicPoisson):
+            assert indices.tolist() == sampler.drawn(step)
+        else:
+            assert (sampler.thrown[indices] == step % sampler.bins).all()
+
+
+@pytest.mark.parametrize("make", [cyclic, bins])
+def test_a_batch_that_was_drawn_for_another_step_is_refused(make):
+    """Here by a loop that leaves batches out; what is refused must not depend on who is in them."""
+    engine, module, optimizer, loader = private(make())
+    batches = iter(loader)
+    skipped, (inputs, targets) = next(batches), next(batches)
+    assert len(skipped[0])
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(module(inputs), targets).backward()
+    with pytest.raises(ParticipationError, match="step 0: the batch was drawn for another step"):
+        optimizer.step()
+    assert engine._release.drawn == 0
+
+
+def test_what_a_mechanism_is_for_is_in_its_repr():
+    assert "cyclic-poisson" not in repr(cyclic())  # it has an ε
+    assert "sampling rate 0.125" in repr(cyclic())
+    assert "poisson, sampling rate 0.125" in repr(independent())
+    assert "balls-in-bins" in repr(ap.Mechanism(bins().factorization, 1.0, sampler="balls-in-bins"))
 
 
 @pytest.mark.parametrize("make", [cyclic, bins])

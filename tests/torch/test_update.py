@@ -4,7 +4,7 @@ import numpy as np
 import opacus
 import pytest
 import torch
-from opacus.layers import DPGRU, DPLSTM, DPMultiheadAttention
+from opacus.layers import DPGRU, DPLSTM, DPRNN, DPMultiheadAttention, SequenceBias
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -104,6 +104,29 @@ class Attention(nn.Module):
         return self.attention(x, x, x)[0].mean(dim=1)
 
 
+class Looked(nn.Module):
+    """Indices in all columns but the last, which what is looked up is multiplied by."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        out = self.layer(x[:, :-1].long())
+        return out * x[:, -1].view(-1, *[1] * (out.ndim - 1))
+
+
+class Bag(nn.Module):
+    """Bags of equally many indices, as Opacus' rule for them wants them: all in a row, and where each bag begins."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(7, 8, **options)
+
+    def forward(self, x):
+        return self.bag(x.flatten(), torch.arange(len(x)) * x.shape[1])
+
+
 LAYERS = {
     "linear": (lambda: nn.Linear(12, 8), (12,)),
     "linear over a sequence": (lambda: nn.Sequential(nn.Linear(4, 8), nn.Flatten(), nn.Linear(24, 8)), (3, 4)),
@@ -118,10 +141,28 @@ LAYERS = {
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Flatten(), nn.Linear(64, 8)),
         (1, 6, 6),
     ),
-    "embedding": (lambda: nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(20, 8)), (5,)),
+    "instancenorm1d": (
+        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True), nn.Flatten(), nn.Linear(16, 8)),
+        (2, 6),
+    ),
+    "instancenorm3d": (
+        lambda: nn.Sequential(nn.Conv3d(1, 2, 2), nn.InstanceNorm3d(2, affine=True), nn.Flatten(), nn.Linear(16, 8)),
+        (1, 3, 3, 3),
+    ),
+    "rmsnorm": (lambda: nn.Sequential(nn.Linear(12, 8), nn.RMSNorm(8)), (12,)),
+    "rmsnorm over a sequence": (
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Flatten(), nn.Linear(24, 8)), (3, 4),
+    ),
+    "embedding": (lambda: nn.Sequential(Looked(nn.Embedding(7, 4)), nn.Flatten(), nn.Linear(20, 8)), (6,)),
+    "bag of embeddings": (lambda: Looked(Bag(mode="sum")), (5,)),
+    "bag of embeddings, mean": (lambda: Looked(Bag(mode="mean")), (5,)),
+    "rnn": (lambda: LastOutput(DPRNN(4, 8, batch_first=True)), (3, 4)),
     "lstm": (lambda: LastOutput(DPLSTM(4, 8, batch_first=True)), (3, 4)),
     "gru": (lambda: LastOutput(DPGRU(4, 8, batch_first=True)), (3, 4)),
     "attention": (Attention, (3, 8)),
+    "bias of a sequence": (
+        lambda: nn.Sequential(SequenceBias(4, batch_first=True), nn.Flatten(), nn.Linear(16, 8)), (3, 4),
+    ),
 }  # fmt: skip
 
 
@@ -130,18 +171,23 @@ LAYERS = {
 def test_every_layer_is_clipped_as_a_loop_over_examples_would(name, mode):
     """And one example that is a million times larger moves the sum by no more than twice the clip norm."""
     make, shape = LAYERS[name]
-    if mode == "functorch" and name in ("lstm", "gru"):
+    if mode == "functorch" and name in ("rnn", "lstm", "gru"):
         pytest.skip("Opacus' recurrent layers are hooks by construction")
+    if mode == "functorch" and "bag" in name:
+        pytest.skip("functorch does not know bags, and says so")
     torch.manual_seed(0)
     model = nn.Sequential(make(), nn.Flatten(), nn.Linear(8, 2))
-    X = torch.randint(0, 7, (6, *shape)) if "embedding" in name else torch.randn(6, *shape)
+    X = torch.randn(6, *shape)
+    if "embedding" in name:
+        drawn = distinct if "bag" in name else repeated
+        X[:, :-1] = drawn(6, shape[0] - 1)
     dataset = TensorDataset(X, torch.randint(0, 2, (6,)))
     clip = 0.2
     sums = []
-    factors = (1.0,) if "embedding" in name else (1.0, 1e6)
-    for factor in factors:
+    for factor in (1.0, 1e6):
         inputs = X.clone()
-        inputs[2] = (inputs[2] * factor).to(X.dtype)
+        larger = inputs[2, -1:] if "embedding" in name else inputs[2]  # an index is an index
+        larger *= factor
         twin = Training(
             "dp-mf", model=model_copy(make, model), dataset=TensorDataset(inputs, dataset.tensors[1]), batch_size=6,
             shuffle=False, epochs=1, mode=mode, max_grad_norm=clip, noise_multiplier=1.0,
@@ -158,6 +204,24 @@ def test_every_layer_is_clipped_as_a_loop_over_examples_would(name, mode):
     torch.testing.assert_close(sums[0], expected, atol=1e-5, rtol=1e-5)
     for other in sums[1:]:
         assert float((other - sums[0]).norm()) <= 2 * clip * (1 + 1e-5)
+
+
+def repeated(count, length):
+    return torch.randint(0, 7, (count, length))
+
+
+def distinct(count, length):
+    return torch.stack([torch.randperm(7)[:length] for _ in range(count)])
+
+
+@pytest.mark.xfail(strict=True, reason="Opacus' rule for bags forgets indices that come twice: norms are too small")
+def test_a_bag_with_one_index_many_times_is_clipped_in_ghost_mode():
+    dataset = TensorDataset(torch.full((6, 50), 3), 10 * torch.ones(6, 8))
+    training = Training(model=Bag(mode="sum"), dataset=dataset, criterion=nn.MSELoss(), mode="ghost", epochs=1,
+                        batch_size=6)  # fmt: skip
+    training.criterion(training.module(dataset.tensors[0][:1]), dataset.tensors[1][:1]).backward()
+    training.optimizer.gather()
+    assert float(training.optimizer.params[0].summed_grad.norm()) <= 1 + 1e-6
 
 
 def model_copy(make, model):

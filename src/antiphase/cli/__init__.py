@@ -1,8 +1,9 @@
 """The command line: ``antiphase design``, ``compare``, ``calibrate``, ``statement``, ``verify``, ``audit``, ``advise``,
 ``train``, ``data``, ``demo``, ``reproduce``.
 
-Exit codes: 0 done, 1 refused or failed, 2 not understood. Results go to standard output, everything else to standard
-error. What takes long is imported when a command needs it.
+Exit codes: 0 done, and a claim that was looked at stands; 1 the answer is no (`verify`, `audit`); 2 could not be
+done, whatever the reason; 130 stopped by Ctrl-C. Results go to standard output, everything else to standard error.
+What takes long is imported when a command needs it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import sys
 import typer
 
 from antiphase.cli import auditing, comparing, designing, promising, reproducing, training
-from antiphase.cli.console import failures
-
-INTERRUPTED = 130  # what Typer makes of Ctrl-C
+from antiphase.cli.console import INTERRUPTED, failures
 
 app = typer.Typer(
     name="antiphase",
     help="Differentially private training with noise that cancels itself over the steps.",
-    epilog="Exit codes: 0 done, 1 refused or failed, 2 not understood.",
+    epilog="Exit codes: 0 done; 1 the answer is no (a check of verify fails, audit has an alarm); "
+    "2 could not be done (not understood, a bad value, a file that is missing or damaged, an error); 130 Ctrl-C.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -7,12 +7,14 @@ import math
 import re
 import shlex
 import sys
+import sysconfig
 import textwrap
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
@@ -27,6 +29,7 @@ from antiphase.design import names
 from antiphase.errors import AntiphaseError
 from antiphase.workload import SCHEDULES
 
+PACKAGE = Path(__file__).parents[1]
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 if not out.is_terminal:
@@ -273,6 +276,15 @@ class Closing:
 # ---- how it ends -------------------------------------------------------------------------------------------
 
 
+NO = 1  # the answer of verify and audit, and nothing else
+INTERRUPTED = 130  # by Ctrl-C, as shells have it
+UNDONE = 2  # there is no answer
+
+
+class TheirError(Exception):
+    """The user's own code raised what is the cause of this."""
+
+
 def misused(message: str) -> click.UsageError:
     """To be raised where a command is not understood: exit code 2."""
     return click.UsageError(message, click.get_current_context(silent=True))
@@ -280,9 +292,8 @@ def misused(message: str) -> click.UsageError:
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """One message on standard error, and exit code 2 for what is not understood, 1 for what is refused or fails.
-
-    A bug keeps its traceback.
+    """One message on standard error, and exit code 2: a script that reads 1 as "no" must not read it where nothing was
+    found out. A bug keeps its traceback, and the user's own code that part of it which is the user's.
     """
     try:
         with warnings.catch_warnings():
@@ -290,18 +301,22 @@ def failures() -> Iterator[None]:
             yield
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        sys.exit(2)
+        sys.exit(UNDONE)
     except click.UsageError as error:
         _say("not understood", f"{' '.join(error.format_message().split()).rstrip('.')}. See: {_path(error)} --help")
-        sys.exit(2)
+        sys.exit(UNDONE)
     except (KeyboardInterrupt, click.Abort):
-        fail("by Ctrl-C", "stopped")
+        stop("by Ctrl-C")
+    except TheirError as error:
+        err.out(_their_trace(error.__cause__ or error), highlight=False)
+        fail(str(error))
     except OSError as error:
         told = error.strerror and error.filename is not None
         fail(f"{error.filename}: {error.strerror}" if told else str(error) or type(error).__name__)
-    except (AntiphaseError, ValueError, TypeError, MemoryError, ImportError) as error:
-        if type(error) in (TypeError, ValueError) and not _is_ours(error):
-            raise
+    except Exception as error:
+        if not _is_told(error):
+            traceback.print_exc()
+            sys.exit(UNDONE)
         fail(str(error) or ("there is not enough memory" if isinstance(error, MemoryError) else type(error).__name__))
 
 
@@ -309,12 +324,33 @@ def _path(error: click.UsageError) -> str:
     return error.ctx.command_path if error.ctx is not None else "antiphase"
 
 
-def _is_ours(error: BaseException) -> bool:
+def _is_told(error: Exception) -> bool:
     """Whether the message was written for a reader: raised in this package, not somewhere below it."""
+    if type(error) not in (TypeError, ValueError):
+        return isinstance(error, AntiphaseError | ValueError | TypeError | MemoryError | ImportError)
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("antiphase")
+
+
+def _their_trace(error: BaseException) -> str:
+    """The traceback, of the user's files alone."""
+    told = [traceback.TracebackException.from_exception(error)]
+    first = told[0]
+    while told:
+        one = told.pop()
+        one.stack = traceback.StackSummary.from_list([frame for frame in one.stack if _is_theirs(frame.filename)])
+        told += filter(None, (one.__cause__, one.__context__))
+    return "".join(first.format()).rstrip()
+
+
+def _is_theirs(file: str) -> bool:
+    """Whether it is neither of this package, nor installed, nor a part of Python."""
+    path = Path(file)
+    if file.startswith("<") or {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    return not any(path.is_relative_to(other) for other in (PACKAGE, sysconfig.get_path("stdlib")))
 
 
 def _note(
@@ -330,9 +366,16 @@ def _note(
         warn(str(message))
 
 
-def fail(message: str, how: str = "refused") -> None:
-    _say(how, message)
-    sys.exit(1)
+def fail(message: str) -> NoReturn:
+    """The end of what could not be done."""
+    _say("refused", message)
+    sys.exit(UNDONE)
+
+
+def stop(message: str) -> NoReturn:
+    """The end after Ctrl-C."""
+    _say("stopped", message)
+    sys.exit(INTERRUPTED)
 
 
 def warn(message: str) -> None:

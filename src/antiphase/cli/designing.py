@@ -141,7 +141,7 @@ def _finish(
         files = {"file": output, "digest": digest, "figures": drawn}
         more = {"tried": [vars(t) for t in tried], "stopped": stopped}
         console.print_json(_to_dict(f, made) | {k: _text(v) for k, v in files.items()} | more)
-        sys.exit(int(stopped))
+        sys.exit(console.INTERRUPTED if stopped else 0)
     facts = _facts(f, made)
     if tried:
         facts["tried"] = f"{', '.join(str(t.bands) for t in tried)} bands: {f.bands} leave least noise at this promise"
@@ -151,7 +151,7 @@ def _finish(
     for path in drawn:
         out.print(f"Written to {path}")
     if stopped:
-        console.fail("by Ctrl-C: this is what there was", "stopped")
+        console.stop("by Ctrl-C: this is what there was")
     if output is None:
         console.hint("It was not kept: say -o FILE for that.", quiet)
     elif made is None:
@@ -243,7 +243,7 @@ def _facts(f: Any, made: Any) -> dict[str, str]:
     }
     if known["gap"] is not None:
         rows["bound"] = f"{f.lower_bound:.8g}   certified: no encoder has less"
-        rows["gap"] = f"{f.gap:.1e}" if f.gap < 0.1 else f"{f.error / f.lower_bound:.3f} × the bound"
+        rows["gap"] = f"{f.gap:.1e}" if f.gap < 0.1 else f"{f.gap:.3g}   error over bound, less 1"
     if made is not None:
         rows["noise multiplier"] = f"{made.noise_multiplier:.6g} at clip norm {made.clip_norm:g}"
         if made.target_delta is not None:

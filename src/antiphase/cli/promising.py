@@ -87,6 +87,9 @@ def calibrate(
         "ε": f"{rounded_up(m.epsilon())} at δ = {delta:g} ({adjacency})",
         "noise multiplier": f"{m.noise_multiplier:.8g}",
     }
+    if m.amplified:
+        rate = "" if sampling_rate is None else f" at rate {sampling_rate:g}"
+        rows["rests on"] = f"batches that come about as {m.sampler}{rate}, and no others"
     if file is not None:
         rows["sensitivity"] = f"{m.sensitivity:.6g}"
         rows["noise"] = f"standard deviation {m.noise_scale:.6g} before correlation, at clip norm {clip:g}"
@@ -136,7 +139,8 @@ def verify(
 ) -> None:
     """Check that a mechanism file is what it claims: sensitivity, noise and ε computed again, by other ways.
 
-    FILE is a mechanism or a design. Exit code 0: all that was checked holds.
+    FILE is a mechanism or a design. Exit code 0: all that was checked holds; 1: a check fails; 2: it could not be
+    checked, as a file that is missing, or damaged so that it does not fit its own digest. Rely on it only after 0.
 
     Example: antiphase verify plan.antiphase
     """
@@ -161,7 +165,7 @@ def verify(
         err.print(
             f"[bold red]refused:[/] {escape(whose)}: {len(wrong)} of {len(checks)} checks fail. Do not rely on it."
         )
-        raise typer.Exit(1)
+        raise typer.Exit(console.NO)
     if not as_json:
         out.print(f"{escape(str(file))}: all {len(checks)} checks hold.")
     if loaded.steps > verification.LARGEST:

@@ -67,7 +67,7 @@ def _run(study: Any, output: Path, full: bool, jobs: int | None, quiet: bool) ->
             record = running.run(study, output, full, jobs, report)
     except KeyboardInterrupt:
         kept = output / f"{study.NAME}.jsonl"
-        console.fail(f"by Ctrl-C: what was finished is in {kept}; the same command goes on from there", "stopped")
+        console.stop(f"by Ctrl-C: what was finished is in {kept}; the same command goes on from there")
     if record["stale"]:
         lines = f"{record['stale']} earlier result{'s' * (record['stale'] > 1)}"
         console.warn(f"{study.NAME}: {lines} of another version or other code of the study left out")

@@ -116,7 +116,7 @@ def train(
     if stopped:
         again = shlex.join(["antiphase", *(w for w in sys.argv[1:] if w != "--resume"), "--resume"])
         how = f". Go on with: {again}" if checkpoint is not None else ""
-        console.fail(f"by Ctrl-C, {len(outcomes)} of {trials} trial{'s' * (trials > 1)} done{how}", "stopped")
+        console.stop(f"by Ctrl-C, {len(outcomes)} of {trials} trial{'s' * (trials > 1)} done{how}")
 
 
 def data(
@@ -200,7 +200,7 @@ def demo(
     for path in paths:
         out.print(f"Written to {path}")
     if found.stopped:
-        console.fail("by Ctrl-C: this is what there was", "stopped")
+        console.stop("by Ctrl-C: this is what there was")
 
 
 # ---- inside ------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from antiphase.factorization.base import MALFORMED, Factorization
 from antiphase.ledger import ParticipationLedger
 from antiphase.mechanism import Mechanism, calibrate, load
 from antiphase.noise.key import Key
-from antiphase.participation import Participation
+from antiphase.participation import Participation, min_separation
 from antiphase.statement import PrivacyStatement
 from antiphase.torch import checkpoint
 from antiphase.torch.distributed import Group, plain
@@ -151,6 +151,12 @@ class PrivacyEngine(opacus.PrivacyEngine):
                     f"target_epsilon = {target_epsilon}: here everything is Opacus' own, whose make_private takes a "
                     "noise_multiplier; use make_private_with_epsilon"
                 )
+            if self.key is not None:
+                warnings.warn(
+                    "key: it is not used. Here everything is Opacus' own, and noise comes from torch's generator; with "
+                    "a plan (epochs=…, poisson_sampling=False) it would come from the key",
+                    stacklevel=2,
+                )
             # PRIVACY: Opacus' ε is that of Poisson samples, and holds for no other batches; see get_epsilon.   [G9]
             self._sampled = poisson_sampling is not False
             return super().make_private(
@@ -173,6 +179,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
                 f"this engine has released {self._release.drawn} steps of a plan. A second training on the same data "
                 "is a second release: use an engine of its own, and add the two up"
             )
+        _warn_of_large(target_delta, data_loader)
         plan = self._planned(
             optimizer,
             self._batches(data_loader),
@@ -217,10 +224,12 @@ class PrivacyEngine(opacus.PrivacyEngine):
             _named_shapes(module, private.params),
             float(private.expected_batch_size) if loss_reduction == "mean" else 1.0,
             batches=None if trusted else loader.batch_sampler,
-            ledger=None if trusted else ParticipationLedger(plan.participation, len(loader.dataset)),
+            ledger=None if trusted else ParticipationLedger(_taking_part(mechanism, plan), len(loader.dataset)),
             group=group,
             memory=memory,
         )
+        if mechanism.amplified:
+            loader.batch_sampler.position = lambda: release.position
         group.require_same("tensors and batches", [*release._shapes.items(), release.divisor])
         private.attach(release)
         self.plan, self._mechanism, self._release, self._trusted = plan, mechanism, release, trusted
@@ -234,6 +243,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
     ) -> Any:
         """Opacus' ``make_private_with_epsilon``: just enough noise for (ε, δ) over ``epochs`` (or ``steps``)."""
         if self._uses_opacus(arguments.get("poisson_sampling"), planned=True):
+            _warn_of_large(target_delta, arguments.get("data_loader"))
             arguments["poisson_sampling"] = arguments.get("poisson_sampling") is not False
             return super().make_private_with_epsilon(
                 target_epsilon=target_epsilon, target_delta=target_delta, epochs=epochs, **arguments
@@ -266,6 +276,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
                     "poisson_sampling = False: the ε of DP-SGD is that of Poisson samples, and these batches are none. "
                     "Plan ahead, make_private(…, epochs=…), for an ε that holds for batches in a fixed order"
                 )
+            if not len(self.accountant):
+                raise ValueError("nothing was released, and nothing is planned: call make_private first")
             epsilon: float = super().get_epsilon(delta)
             return epsilon
         release = self._planned_release()
@@ -376,10 +388,11 @@ class PrivacyEngine(opacus.PrivacyEngine):
         self, poisson: bool | None, generator: Any, clipping: str, mode: str, reduction: str, kwargs: dict[str, Any]
     ) -> None:
         if poisson:
-            # PRIVACY: no amplification for correlated noise.   [G9]
+            # PRIVACY: no amplification for correlated noise, but by samples that were analysed for it.   [G9]
             raise ValueError(
-                "poisson_sampling = True: correlated noise is analysed for batches in a fixed order, and amplification "
-                'by sampling is not claimed for it. Leave poisson_sampling out, or use mechanism="dp-sgd"'
+                "poisson_sampling = True: plain Poisson samples amplify independent noise alone. Leave "
+                'poisson_sampling out; or use mechanism="dp-sgd"; or a mechanism of few bands (antiphase.best_bands) '
+                "with the batches of antiphase.torch.sampler_for"
             )
         if generator is not None:
             raise ValueError(
@@ -505,6 +518,21 @@ def _refuse_other_batches(mechanism: Mechanism, loader: Any) -> None:
             "the mechanism is for slots by a hash of the record, and here batches come in a fixed order. Use a batch "
             'sampler of yours that assigns them, or calibrate for sampler="fixed-order"'
         )
+
+
+def _warn_of_large(delta: float | None, loader: Any) -> None:
+    dataset: Any = getattr(loader, "dataset", None)
+    if delta is not None and hasattr(dataset, "__len__") and delta * len(dataset) >= 1:
+        warnings.warn(
+            f"target_delta = {delta:g} with {len(dataset):,} records: whoever publishes one of them whole keeps this "
+            "promise. Take a δ far below one over their number",
+            stacklevel=3,
+        )
+
+
+def _taking_part(mechanism: Mechanism, plan: Plan) -> Participation:
+    """By coins, a record may be in every batch: each step was accounted for as one that has it, by its chance."""
+    return min_separation(mechanism.steps, 1) if mechanism.sampler == "poisson" else plan.participation
 
 
 def _refuse_what_sampling_does_not_cover(group: Group, accumulation: int, trusted: bool) -> None:

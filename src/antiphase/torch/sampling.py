@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from randomgen import AESCounter
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from antiphase import _checks as check
+from antiphase.errors import ParticipationError
 from antiphase.mechanism import Mechanism
 
 
@@ -83,8 +84,8 @@ class CyclicPoisson(BatchSampler):
             raise ValueError(f"rate = {rate:g} of all examples is more than one group of {groups} has")
         self.batch_size = max(1, round(self.size * self.rate))
         self.drop_last = False
-        # PRIVACY: coins that others can guess amplify nothing.   [G9]
-        self.secret = secrets.randbits(128) if secret is None else secret
+        # PRIVACY: coins that others can guess amplify nothing; with a ``secret`` of one's own, no ε is claimed.   [G9]
+        self.secret, self.by_chance = (secrets.randbits(128), True) if secret is None else (secret, False)
         self.first = 0  # the step that the next pass begins with
 
     def __len__(self) -> int:
@@ -103,8 +104,12 @@ class CyclicPoisson(BatchSampler):
         return chosen
 
     def draws_like(self, other: Any) -> bool:
-        mine = (self.size, self.groups, self.rate)
-        return type(other) is CyclicPoisson and (other.size, other.groups, other.rate) == mine
+        mine = (self.size, self.groups, self.rate, True)
+        return type(other) is CyclicPoisson and (other.size, other.groups, other.rate, other.by_chance) == mine
+
+    def begin(self, step: int) -> None:
+        """Draw for ``step`` next."""
+        self.first = step
 
     def state(self) -> dict[str, Any]:
         return {"kind": "cyclic-poisson", "secret": f"{self.secret:032x}", "size": self.size}
@@ -133,12 +138,19 @@ class BallsInBins(BatchSampler):
     def __init__(self, size: int, bins: int, *, thrown: Sequence[int] | None = None) -> None:
         self.size, self.bins = check.whole_number("size", size), check.whole_number("bins", bins)
         self.batch_size, self.drop_last = max(1, round(self.size / self.bins)), False
+        self.by_chance = thrown is None  # with bins of one's own, no ε is claimed
         if thrown is None:
             # PRIVACY: independent, and from the system's own randomness.   [G9]
             source = np.random.Generator(AESCounter(key=secrets.randbits(128)))
             thrown = source.integers(self.bins, size=self.size).tolist()
-        self.thrown: NDArray[np.int64] = np.array(thrown, dtype=np.int64)
+        self.thrown = self._checked(thrown)
         self.first = 0
+
+    def _checked(self, thrown: Any) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = np.array(thrown, dtype=np.int64)
+        if found.shape != (self.size,) or found.min() < 0 or found.max() >= self.bins:
+            raise ValueError(f"thrown must have a bin below {self.bins} for each of {self.size} examples")
+        return found
 
     def __len__(self) -> int:
         return self.bins
@@ -149,13 +161,18 @@ class BallsInBins(BatchSampler):
             yield np.flatnonzero(self.thrown == i).tolist()
 
     def draws_like(self, other: Any) -> bool:
-        return type(other) is BallsInBins and (other.size, other.bins) == (self.size, self.bins)
+        mine = (self.size, self.bins, True)
+        return type(other) is BallsInBins and (other.size, other.bins, other.by_chance) == mine
+
+    def begin(self, step: int) -> None:
+        """Have the batch of ``step`` next."""
+        self.first = step % self.bins
 
     def state(self) -> dict[str, Any]:
         return {"kind": "balls-in-bins", "thrown": self.thrown, "size": self.size}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        self.thrown, self.first = np.array(state["thrown"], dtype=np.int64), step % self.bins
+        self.thrown, self.first = self._checked(state["thrown"]), step % self.bins
 
 
 class Recorded(BatchSampler):
@@ -163,15 +180,17 @@ class Recorded(BatchSampler):
 
     The sampler runs in the main process, also where workers load the data, so batches and workers are untouched.
     `PrivateLoader` says which batches were handed over; behind any other loader (a BatchMemoryManager's) the batches
-    are taken in the order drawn.
+    are taken in the order drawn. Batches that were drawn for one step go out in no other: see `take`.
     """
+
+    position: Callable[[], int] | None = None  # of the release, which is given by whoever samples for amplification
 
     def __init__(self, sampler: Any, batch_size: int) -> None:
         self.sampler: Any = sampler
         self.batch_size = batch_size
         self.drop_last = bool(getattr(sampler, "drop_last", False))
-        self._drawn: deque[list[int]] = deque()
-        self._handed: list[list[int]] = []
+        self._drawn: deque[tuple[int | None, list[int]]] = deque()  # each with its step, if it was drawn for one
+        self._handed: list[tuple[int | None, list[int]]] = []
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -179,8 +198,12 @@ class Recorded(BatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         self._drawn.clear()
         self._handed.clear()  # batches of an earlier pass that no step used: an evaluation, or a loop that was left
+        step = None if self.position is None else self.position()
+        if step is not None:
+            self.sampler.begin(step)  # whatever was drawn, and not used, since the last step
         for batch in self.sampler:
-            self._drawn.append([int(index) for index in batch])
+            self._drawn.append((step, [int(index) for index in batch]))
+            step = None if step is None else step + 1
             yield batch
 
     def hand_over(self) -> None:
@@ -192,9 +215,16 @@ class Recorded(BatchSampler):
 
         ``count`` is how many gradients there are; if there are more than examples, some came from elsewhere.
         """
-        batches, self._handed = self._handed, []
-        while self._drawn and sum(map(len, batches)) < count:
-            batches.append(self._drawn.popleft())
+        taken, self._handed = self._handed, []
+        while self._drawn and sum(len(batch) for _, batch in taken) < count:
+            taken.append(self._drawn.popleft())
+        batches = [batch for _, batch in taken]
+        if self.position is not None and any(batch and step != self.position() for step, batch in taken):
+            # PRIVACY: what was analysed is that step t has a sample of its own; no ε is known for another one.   [G9]
+            raise ParticipationError(
+                f"step {self.position()}: the batch was drawn for another step. Nothing was released. Take every batch "
+                "of the loader that make_private returned in one step, in the order that it gives them"
+            )
         found = np.array([index for batch in batches for index in batch], dtype=np.int64)
         # PRIVACY: a gradient of an example that nobody drew is one that the ledger would not see.   [G14]
         return found if len(found) >= count and (batches or not count) else None
@@ -220,10 +250,10 @@ def sampler_for(mechanism: Mechanism, size: int) -> CyclicPoisson | BallsInBins:
         return CyclicPoisson(size, mechanism.sampling_rate, groups=mechanism.factorization.bands)
     if mechanism.sampler == "balls-in-bins":
         return BallsInBins(size, len(mechanism.factorization.participation.classes(mechanism.steps)))
-    raise ValueError(
-        f"the mechanism is for sampler = {mechanism.sampler!r}: PrivacyEngine draws Poisson samples for DP-SGD itself, "
-        "and batches in a fixed order need no sampler"
-    )
+    if mechanism.sampler == "poisson":
+        assert mechanism.sampling_rate is not None
+        return CyclicPoisson(size, mechanism.sampling_rate)
+    raise ValueError(f"the mechanism is for sampler = {mechanism.sampler!r}: its batches need no sampler of their own")
 
 
 def sampled_loader(loader: DataLoader[Any], mechanism: Mechanism) -> PrivateLoader:
@@ -233,12 +263,11 @@ def sampled_loader(loader: DataLoader[Any], mechanism: Mechanism) -> PrivateLoad
         sampler = sampler.sampler
     dataset: Any = loader.dataset
     # PRIVACY: an amplified ε holds for the sampler that was analysed, with its own numbers, and no other.   [G9]
-    if mechanism.sampler == "poisson" or not sampler_for(mechanism, len(dataset)).draws_like(sampler):
+    if not sampler_for(mechanism, len(dataset)).draws_like(sampler):
         raise ValueError(
             f"data_loader: the ε of this mechanism is that of sampler = {mechanism.sampler!r}, and these batches come "
             "about in another way. Use DataLoader(dataset, batch_sampler=antiphase.torch.sampler_for(mechanism, "
-            'len(dataset))); for Poisson samples, PrivacyEngine(mechanism="dp-sgd"); or calibrate for '
-            'sampler="fixed-order"'
+            'len(dataset))); or calibrate for sampler="fixed-order"'
         )
     return _recorded(loader, sampler, sampler.batch_size)
 
