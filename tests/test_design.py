@@ -4,7 +4,7 @@ import pytest
 import antiphase as ap
 from antiphase.factorization.base import Factorization
 from antiphase.factorization.dense import Dense
-from antiphase.objective import Average, Curvature, Restarts
+from antiphase.objective import Average, Curvature, Maximum, Restarts
 
 
 def test_the_same_design_is_not_paid_for_twice(cache, monkeypatch):
@@ -150,3 +150,17 @@ def test_an_encoder_that_could_not_serve_is_refused(matrix, words):
     with pytest.raises(ValueError, match=words):
         Dense("mine", ap.Workload.sgd(2), Average(), ap.once(), matrix)
     assert issubclass(Dense, Factorization)
+
+
+def test_objectives_have_names():
+    by_name = ap.design("toeplitz", steps=16, objective="maximum")
+    assert by_name.error == ap.design("toeplitz", steps=16, objective=Maximum()).error
+    assert ap.design("blt", steps=16, objective="mean").error == ap.design("blt", steps=16).error
+    with pytest.raises(ValueError, match="objective = 'least' must be one of mean, maximum"):
+        ap.design("blt", steps=16, objective="least")
+
+
+@pytest.mark.parametrize(("name", "options"), [("banded", {"bands": 4}), ("epoch-restarts", {"epochs": 2})])
+def test_what_is_not_searched_for_the_maximum_says_so(name, options):
+    with pytest.warns(UserWarning, match="searched for the mean error, and judged by the largest"):
+        ap.design(name, steps=16, objective=Maximum(), **options)

@@ -24,7 +24,7 @@ from antiphase.factorization.restarted import restarted
 from antiphase.factorization.steady import toeplitz_optimum
 from antiphase.factorization.toeplitz import Toeplitz, square_root_coefficients
 from antiphase.factorization.tree import Tree
-from antiphase.objective import Average, Curvature, Damped, Objective, Restarts
+from antiphase.objective import Average, Curvature, Damped, Maximum, Objective, Restarts
 from antiphase.participation import Participation, from_epochs
 from antiphase.workload import Workload
 
@@ -61,10 +61,11 @@ def design(
     restarts between any two participations: ``buffers="auto"`` spends the fewest vectors of memory that keep within
     0.1 % of the optimum, ``"exact"`` as many as full precision needs; a number asks for the best stream of that many
     that a descent finds. For other participations the optimum is dense, and a number of buffers asks for the best
-    stream of that many, each emptied once an epoch. Those in the first five lines take
-    ``objective``, by which they are judged (default: every iterate alike), and for which those of the fifth are
-    searched; the others, which are optimal for theirs, take ``tolerance``, the relative gap to reach (default: 1e-9;
-    for several epochs 1e-6 from 1,025 steps on and 1e-4 from 4,097).
+    stream of that many, each emptied once an epoch. Those in the first five lines take ``objective``, by which they
+    are judged (default: every iterate alike; ``"mean"`` and ``"maximum"`` are names), and for which those of the fifth
+    are searched; for the maximum where the last row is known to be the largest, else for the mean, and a warning says
+    so. The others, which are optimal for theirs, take ``tolerance``, the relative gap to reach (default: 1e-9; for
+    several epochs 1e-6 from 1,025 steps on and 1e-4 from 4,097).
 
     >>> design("dp-mf", steps=4)
     <Factorization dp-mf: 4 steps, once, error 6.87..., gap ..., sensitivity 1>
@@ -77,6 +78,8 @@ def design(
         raise TypeError(
             f"{unknown[0]} = {options[unknown[0]]!r}: {name} has no such option; it takes {', '.join(known) or 'none'}"
         )
+    if isinstance(options.get("objective"), str):
+        options["objective"] = NAMED[check.choice("objective", options["objective"], tuple(NAMED))]
     if "progress" in inspect.signature(maker).parameters:
         options["progress"] = progress
     made: Factorization = maker(setting, **options)
@@ -91,6 +94,7 @@ def names() -> list[str]:
 # ---- one function a name; its keyword arguments are its options --------------------------------------------
 
 Setting = tuple[Workload, Participation]
+NAMED = {"mean": Average(), "maximum": Maximum()}
 
 
 def _dp_sgd(setting: Setting, *, objective: Objective | None = None) -> Factorization:

@@ -19,7 +19,7 @@ from antiphase import _checks as check
 from antiphase._checks import Array
 from antiphase.factorization.base import Factorization, refuse_if_too_large
 from antiphase.factorization.dual import Progress
-from antiphase.factorization.searching import MEMORY, descend, recurrence_of
+from antiphase.factorization.searching import MEMORY, descend, recurrence_of, searched_for
 from antiphase.objective import Objective
 from antiphase.participation import Epochs, Indices, Participation
 from antiphase.sensitivity import Columns
@@ -131,7 +131,7 @@ def banded_optimum(
     bands = min(bands, workload.steps)
     refuse_if_too_large(math.isqrt(workload.steps * bands) + 1, copies=4 * MEMORY)
     # With Nesterov's momentum C A⁻¹ is not banded: the search is for heavy-ball momentum, the error what it is.
-    P, N, weights = recurrence_of(name, replace(workload, nesterov=False), objective)
+    P, N, weights = recurrence_of(name, replace(workload, nesterov=False), searched_for(objective))
     search = _Search(P / N, weights**2, participation, bands)
     found = descend(search.loss, search.start(), iterations=MOST_ITERATIONS, progress=progress)
     return Banded(name, workload, objective, participation, search.scaled(found), options=options)

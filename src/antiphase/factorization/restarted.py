@@ -17,6 +17,7 @@ from antiphase.factorization.base import Factorization, refuse_if_too_large
 from antiphase.factorization.blocks import Blocks
 from antiphase.factorization.dense import optimal_encoder
 from antiphase.factorization.dual import Progress
+from antiphase.factorization.searching import searched_for
 from antiphase.factorization.streamed import Streamed, solved_block
 from antiphase.objective import Average, Objective, _row_weights
 from antiphase.participation import Epochs, MinSeparation, Once, Participation
@@ -57,7 +58,7 @@ def restarted(
         sequence = tuple(range(len(scaled)))
         return Streamed(name, workload, objective, participation, tuple(scaled), sequence, **common)
     refuse_if_too_large(workload.steps)
-    root = objective.root(workload)
+    root = searched_for(objective).root(workload)
     blocks, bounds = [], []
     for start, stop in ranges:
         part = root[:, start:stop]

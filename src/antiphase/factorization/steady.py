@@ -18,7 +18,7 @@ from antiphase.factorization import series
 from antiphase.factorization.base import refuse_if_too_large
 from antiphase.factorization.dual import Progress
 from antiphase.factorization.recurrent import _apply_transposed, _solve_transposed
-from antiphase.factorization.searching import descend, without_idle_steps
+from antiphase.factorization.searching import descend, searched_for, without_idle_steps
 from antiphase.factorization.toeplitz import Toeplitz, is_steady, square_root_coefficients
 from antiphase.objective import Average, Maximum, Objective
 from antiphase.participation import Epochs, MinSeparation, Once, Participation
@@ -104,7 +104,7 @@ def noise_form(workload: Workload, objective: Objective) -> Form:
 def _dense_form(workload: Workload, objective: Objective) -> Form:
     """``uᵀKu`` with ``K_pq = Σ_s W_{p+s, q+s}``; for the largest row, too, the mean is what is searched for."""
     refuse_if_too_large(workload.steps)
-    M = (Average() if isinstance(objective, Maximum) else objective).root(workload)
+    M = searched_for(objective).root(workload)
     K = M.T @ M
     for lag in range(len(K)):
         sums = np.cumsum(K.diagonal(lag)[::-1])[::-1]
