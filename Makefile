@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test test-long test-integrations coverage mutants check bench bench-full docs reproduce clean
+.PHONY: help setup demo test test-long test-studies test-integrations coverage mutants check bench bench-full docs reproduce clean
 
 setup: $(READY)      ## the environment in .venv, which the other targets make as well
 
@@ -25,8 +25,11 @@ test: $(READY)       ## everything that takes seconds (under 12 minutes on two c
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not long" -n 2 --ignore=tests/acceptance --durations=10
 	$(BIN)/python -m pytest -m "not long" --durations=5 tests/acceptance  # alone: these measure time, and print
 
-test-long: $(READY)  ## what takes minutes, only
-	$(BIN)/python -m pytest -m long -s
+test-long: $(READY)  ## what takes minutes, only (under 30 on two cores)
+	$(BIN)/python -m pytest -m "long and not study" -s
+
+test-studies: $(READY)  ## what takes ten minutes or more each: the paper's experiments, peers, Opacus' own tests, mutants, coverage
+	$(BIN)/python -m pytest -m study -s
 
 test-integrations: $(READY)  ## Lightning, Hugging Face, Flower's simulation engine, which are extras: installs them first
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lightning,huggingface,simulation]'

@@ -26,7 +26,7 @@ VERSION = 1
 LARGEST = 1 << 36  # bytes; above this a file is refused unread
 
 
-def write(path: str | os.PathLike[str], content: dict[str, Any]) -> str:
+def write(path: str | os.PathLike[str], content: dict[str, Any], *, secret: bool = False) -> str:
     """Store ``content`` (nested dictionaries, numbers, strings, values, arrays) and return its digest.
 
     Guarantee: the file appears whole or not at all; an older file of that name is replaced only by a whole one.   [G6]
@@ -46,7 +46,7 @@ def write(path: str | os.PathLike[str], content: dict[str, Any]) -> str:
     text = json.dumps(plain(content, ""), allow_nan=False)
     mark = digest({"content": text, "arrays": arrays})
     metadata = {"format": FORMAT, "version": str(VERSION), "content": text, "digest": mark}
-    write_bytes(Path(path), serialise(arrays, metadata))
+    write_bytes(Path(path), serialise(arrays, metadata), secret=secret)
     return mark
 
 
@@ -100,15 +100,15 @@ def _metadata(path: Path, data: bytes) -> dict[str, Any]:
     return metadata
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Whole or not at all: what was there stays until all of it is on the disk."""
+def write_bytes(path: Path, data: bytes, *, secret: bool = False) -> None:
+    """Whole or not at all: what was there stays until all of it is on the disk. Only its owner reads a ``secret``."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o600 if secret else 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

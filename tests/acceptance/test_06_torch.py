@@ -62,6 +62,7 @@ def test_weights_equal_those_of_numpy(shown):
 
 
 @pytest.mark.long
+@pytest.mark.study
 def test_opacus_own_tests(shown):
     done = subprocess.run(
         [sys.executable, "-m", "tests.opacus.run", "--json"], capture_output=True, text=True,

@@ -185,6 +185,7 @@ def paired(dampings, epsilons, seeds):
 
 
 @pytest.mark.long
+@pytest.mark.study
 def test_mnist_against_the_grid(shown, estimated):
     """ρ and the final weight as advised, against the best of the grid by training."""
     seeds = range(8)
@@ -212,6 +213,7 @@ def test_mnist_against_the_grid(shown, estimated):
 
 
 @pytest.mark.long
+@pytest.mark.study
 def test_mnist_at_the_learning_rate_that_is_advised(shown, estimated):
     """The middle of the advised range does no worse than the given rate, where that lies outside."""
     advice = advised_for_mnist(estimated, 0.1)

@@ -9,7 +9,10 @@ from antiphase.errors import StudyError
 from antiphase.studies import accuracies, cifar10, running, scattering
 from tests.studies.kept import cached
 
-pytestmark = pytest.mark.long  # some ten minutes on two cores for the linear model, where it has not been run
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.study,
+]  # some ten minutes on two cores for the linear model, where it has not been run
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"  # where `make reproduce` puts them; cells that are there are taken up

@@ -10,7 +10,10 @@ from antiphase.studies import mnist, running
 from tests.studies.kept import cached
 from tests.studies.private import by_engine, sampled_by_engine
 
-pytestmark = pytest.mark.long  # some ten minutes on two cores for the study itself, where it has not been run
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.study,
+]  # some ten minutes on two cores for the study itself, where it has not been run
 
 RESULTS = Path(__file__).parents[2] / "results"  # where `make reproduce` puts them; cells that are there are taken up
 MINUTES = 60

@@ -6,7 +6,7 @@ import pytest
 from antiphase.studies import quadratic, running
 from tests.acceptance.test_08_quadratic import REFERENCE
 
-pytestmark = pytest.mark.long  # ten minutes on two cores: the study itself, from nothing
+pytestmark = [pytest.mark.long, pytest.mark.study]  # ten minutes on two cores: the study itself, from nothing
 
 
 @pytest.fixture(scope="module")

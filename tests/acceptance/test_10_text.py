@@ -8,7 +8,7 @@ from antiphase import data
 from antiphase.errors import DataError
 from antiphase.studies import accuracies, running, text
 
-pytestmark = pytest.mark.long  # half an hour on two cores, where the study has not been run
+pytestmark = [pytest.mark.long, pytest.mark.study]  # half an hour on two cores, where the study has not been run
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"  # where `make reproduce` puts them

@@ -18,6 +18,7 @@ def made(target):
 
 
 @pytest.mark.long
+@pytest.mark.study
 def test_coverage_of_the_core(shown):
     printed, log, code = made("coverage")
     share = re.search(r"^TOTAL .*?([\d.]+)%$", printed, re.MULTILINE)
@@ -28,6 +29,7 @@ def test_coverage_of_the_core(shown):
 
 
 @pytest.mark.long
+@pytest.mark.study
 def test_mutants_are_noticed(shown):
     printed, log, code = made("mutants")
     table = re.search(r"^  file .*", printed, re.MULTILINE | re.DOTALL)

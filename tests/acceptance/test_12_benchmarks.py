@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from benchmarks.__main__ import QUESTIONS
 
-pytestmark = pytest.mark.long  # a quarter of an hour, most of it the peers'
+pytestmark = [pytest.mark.long, pytest.mark.study]  # a quarter of an hour, most of it the peers'
 
 ROOT = Path(__file__).parents[2]
 

@@ -344,9 +344,13 @@ def test_neither_key_nor_noise_is_in_a_checkpoint(key, tmp_path):
     first.run(3)
     save(first, tmp_path / "checkpoint")
     content = (tmp_path / "checkpoint").read_bytes()
+    assert (tmp_path / "checkpoint").stat().st_mode & 0o777 == 0o600, "it says who took part"
+    own = tmp_path / "own"
+    torch.save(first.engine.state_dict(), own)
     secret = key._Key__secret
-    assert secret not in content
-    assert secret.hex().encode() not in content
+    for content in ((tmp_path / "checkpoint").read_bytes(), own.read_bytes()):
+        assert secret not in content
+        assert secret.hex().encode() not in content
     from antiphase.torch.release import row_of
 
     for step in range(3):

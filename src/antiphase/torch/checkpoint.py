@@ -28,7 +28,8 @@ def save(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Releas
         "order": _packed(order, tensors),
         "tensors": tensors,
     }
-    files.write(_own_file(path, release), content)
+    # PRIVACY: it says who took part, and with sampled batches who will.   [G11]
+    files.write(_own_file(path, release), content, secret=True)
 
 
 def load(

@@ -27,7 +27,13 @@ from antiphase.participation import Participation, min_separation
 from antiphase.statement import PrivacyStatement
 from antiphase.torch import checkpoint
 from antiphase.torch.distributed import Group, plain
-from antiphase.torch.optimizer import GhostLoss, PrivateGhostOptimizer, PrivateOptimizer, PrivatePerLayerOptimizer
+from antiphase.torch.optimizer import (
+    GhostLoss,
+    PrivateGhostOptimizer,
+    PrivateOptimizer,
+    PrivatePerLayerOptimizer,
+    refuse_low_precision,
+)
 from antiphase.torch.plan import Plan, derive
 from antiphase.torch.probe import refuse_mixing
 from antiphase.torch.release import Release
@@ -206,6 +212,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             group.share(loader)
         _refuse_other_batches(mechanism, loader)
         self.validate(module=module, optimizer=None, data_loader=None)
+        _refuse_what_opacus_gets_wrong(module, grad_sample_mode)
         if probe:
             refuse_mixing(module, data_loader)
         wrapped = self._prepare_model(module, **wrapping)
@@ -518,6 +525,19 @@ def _refuse_other_batches(mechanism: Mechanism, loader: Any) -> None:
             "the mechanism is for slots by a hash of the record, and here batches come in a fixed order. Use a batch "
             'sampler of yours that assigns them, or calibrate for sampler="fixed-order"'
         )
+
+
+def _refuse_what_opacus_gets_wrong(module: nn.Module, mode: str) -> None:
+    trained = [m for m in module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+    if mode in ("hooks", "ghost", "ghost_fsdp") and any(isinstance(m, nn.EmbeddingBag) for m in trained):
+        # PRIVACY: its rule forgets an index that comes twice in a bag, and so most of a gradient's norm.   [G16]
+        raise ValueError(
+            "nn.EmbeddingBag: gradients of its examples come out wrong where an index comes twice. Use nn.Embedding "
+            "and sum, or freeze it"
+        )
+    if mode in ("ghost", "ghost_fsdp"):
+        for p in chain.from_iterable(m.parameters(recurse=False) for m in trained):
+            refuse_low_precision(p.dtype)
 
 
 def _warn_of_large(delta: float | None, loader: Any) -> None:
