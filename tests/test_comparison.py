@@ -290,3 +290,12 @@ def test_rows_say_which_are_on_the_frontier(found):
     assert [e.label for e in found.memory_frontier] == [label for label, row in rows.items() if row["memory_frontier"]]
     assert found.to_dict()["mechanisms"] == list(rows.values())
     assert rows["DP-MF"]["vectors"] == 63
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "cyclic-poisson", "balls-in-bins"])
+def test_who_is_drawn_by_chance_keeps_no_separation(sampler):
+    apart = {"workload": ap.Workload.sgd(16), "participation": ap.min_separation(2, 8), "epsilon": 1.0, "delta": 1e-5}
+    with pytest.raises(ValueError, match="who is drawn by chance keeps none"):
+        Setting(**apart, sampler=sampler)
+    found = compare(Setting(**apart))
+    assert not any(row.mechanism.amplified for row in found.entries)

@@ -240,7 +240,7 @@ class BallsInBins(Plain):
 
     def epsilon(self, s: float, delta: float, rows: int) -> float:
         # PRIVACY: fewer rows can only cost less than all of them, and hiding can only help.   [G7]
-        return min(super().epsilon(s, delta, rows), _epsilon_of_bins(self, s, delta))
+        return min(super().epsilon(s, delta, rows), _epsilon_of_bins(self._gram.tobytes(), s, delta))
 
     def delta(self, s: float, epsilon: float, rows: int) -> float:
         bound = balls.delta_bound(self._gram, s, epsilon, samples=1 << 22).value
@@ -256,7 +256,7 @@ class BallsInBins(Plain):
             low, high = (low, middle) if enough else (middle, high)
         # PRIVACY: one that was seen to be private; the chances to fail of all that were looked at add up.   [G7]
         for _ in range(TRIES):
-            if high >= plain or _epsilon_of_bins(self, high, delta) <= epsilon:
+            if high >= plain or _epsilon_of_bins(self._gram.tobytes(), high, delta) <= epsilon:
                 return min(high, plain)
             high *= 1.005
         return plain
@@ -266,8 +266,10 @@ class BallsInBins(Plain):
 
 
 @lru_cache(maxsize=256)
-def _epsilon_of_bins(account: BallsInBins, s: float, delta: float) -> float:
-    return balls.epsilon_bound(account._gram, s, delta, failure=balls.FAILURE / TRIES).value
+def _epsilon_of_bins(gram: bytes, s: float, delta: float) -> float:
+    """Certified once, whichever account asks."""
+    G = np.frombuffer(gram)
+    return balls.epsilon_bound(G.reshape(math.isqrt(G.size), -1), s, delta, failure=balls.FAILURE / TRIES).value
 
 
 def account(factorization: Factorization, adjacency: str, sampler: str, sampling_rate: float | None) -> Account:

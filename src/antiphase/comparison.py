@@ -21,7 +21,7 @@ from antiphase.errors import AntiphaseError
 from antiphase.factorization.base import Factorization
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.objective import Average, Objective
-from antiphase.participation import Participation, from_epochs
+from antiphase.participation import MinSeparation, Participation, from_epochs
 from antiphase.workload import Workload
 
 Progress = Callable[[str, int, int, float | None], None]  # what, how many are done, of how many, gap so far
@@ -114,6 +114,11 @@ class Setting:
         check.choice("sampler", self.sampler, ("fixed-order", *AMPLIFIED))
         if self.sampler in AMPLIFIED and self.epsilon is None:
             raise ValueError(f"sampler = {self.sampler!r}: what it brings depends on ε and δ; give both")
+        if self.sampler in AMPLIFIED and isinstance(self.participation, MinSeparation):
+            raise ValueError(
+                f"sampler = {self.sampler!r} with a minimum separation: who is drawn by chance keeps none. Compare for "
+                "epochs, or for batches that are not sampled"
+            )
         if self.rate is not None:
             if self.sampler not in ("poisson", "cyclic-poisson"):
                 raise ValueError(f"rate = {self.rate}: a sampling rate is for Poisson and cyclic Poisson samples")
@@ -305,11 +310,17 @@ class Comparison:
         }
 
 
+def _can_be_hidden(setting: Setting) -> bool:
+    """Whether batches by chance are an alternative: at an ε, and where nobody has to stay away between two of them."""
+    together = not isinstance(setting.participation, MinSeparation)
+    return setting.epsilon is not None and setting.sampling_rate < 1 and together
+
+
 def usual_candidates(setting: Setting, family: bool = False) -> list[Candidate]:
     """Those that people compare; DP-SGD also with the amplification that sampled batches would bring, and with cyclic
     Poisson samples what has few bands. ``family`` adds those that take a search of their own."""
     sampled = "balls-in-bins" if setting.sampler == "balls-in-bins" else "poisson"
-    hidden = [Candidate("dp-sgd", sampler=sampled)] if setting.epsilon is not None and setting.sampling_rate < 1 else []
+    hidden = [Candidate("dp-sgd", sampler=sampled)] if _can_be_hidden(setting) else []
     several = len(setting.participation.classes(setting.steps)) < setting.steps
     few = [Candidate("toeplitz"), Candidate("dp-mf+")] if setting.sampler == "cyclic-poisson" else []
     searched = [Candidate(name) for name in ("toeplitz", "banded", "blt")]
