@@ -28,7 +28,7 @@ test: $(READY)       ## everything that takes seconds (under 12 minutes on two c
 test-long: $(READY)  ## what takes minutes, only (under 30 on two cores)
 	$(BIN)/python -m pytest -m "long and not study" -s
 
-test-studies: $(READY)  ## what takes ten minutes or more each: the paper's experiments, peers, Opacus' own tests, mutants, coverage
+test-studies: $(READY)  ## what takes longer: the paper's experiments, peers, Opacus' own tests, mutants, coverage
 	$(BIN)/python -m pytest -m study -s
 
 test-integrations: $(READY)  ## Lightning, Hugging Face, Flower's simulation engine, which are extras: installs them first

@@ -85,6 +85,7 @@ def test_20_epochs_2000_steps_momentum(shown):
 
 
 @pytest.mark.long
+@pytest.mark.study
 def test_100_epochs_10000_steps(shown):
     gap, took, memory, _ = alone("dp-mf", 2, steps=10_000, epochs=100)
     shown("T = 10,000, k = 100, two cores", f"gap {gap:.1e} in {took:.0f} s, {memory:.1f} GiB", "gap ≤ 1e-3, < 900 s")
@@ -93,6 +94,7 @@ def test_100_epochs_10000_steps(shown):
 
 
 @pytest.mark.long
+@pytest.mark.study
 def test_2_epochs_100000_steps_without_an_encoder(shown):
     """The optimum lies between the two: the upper one is the error of a feasible point, computed from its blocks."""
     began = time.perf_counter()

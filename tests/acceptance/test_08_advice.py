@@ -18,7 +18,7 @@ from antiphase.torch.spectrum import spectrum
 from antiphase.torch.training import Recipe, train
 from tests.acceptance.test_08_quadratic import EVERY_DIRECTION
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.study]
 
 PAPER = Quadratic.paper()  # d = 100, L = 10, x_0 = 0
 NOISE = 2.0  # the paper's σ = 20: E‖z_t‖² = 400 in 100 dimensions
@@ -185,7 +185,6 @@ def paired(dampings, epsilons, seeds):
 
 
 @pytest.mark.long
-@pytest.mark.study
 def test_mnist_against_the_grid(shown, estimated):
     """ρ and the final weight as advised, against the best of the grid by training."""
     seeds = range(8)
@@ -213,7 +212,6 @@ def test_mnist_against_the_grid(shown, estimated):
 
 
 @pytest.mark.long
-@pytest.mark.study
 def test_mnist_at_the_learning_rate_that_is_advised(shown, estimated):
     """The middle of the advised range does no worse than the given rate, where that lies outside."""
     advice = advised_for_mnist(estimated, 0.1)
