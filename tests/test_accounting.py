@@ -224,3 +224,26 @@ def test_a_great_deal_of_noise_is_rounded_up_too(s, delta):
     true = exact_delta(s, epsilon)
     assert true <= delta
     assert true <= ac.gaussian_delta(s, epsilon) <= true * (1 + 1e-9 + 4e-15 * s * (1 + epsilon * s))
+
+
+def test_numbers_that_no_training_has_end_somewhere():
+    """Where floats end: a bound that holds, or a refusal; never an accident."""
+    for s, delta in [(7e-12, 0.28), (1e-60, 1e-5), (1e-70, 0.5)]:  # ε = 1/(2s²), and a little for δ
+        assert ac.gaussian_epsilon(s, delta) == pytest.approx(0.5 / s**2, rel=1e-6)
+    assert ac.gaussian_noise_multiplier(1e250, 1e-5) == pytest.approx(0.5**0.5 * 1e-125, rel=1e-6)
+    assert ac.gaussian_noise_multiplier(1e-300, 1e-5) == pytest.approx(39894.228, rel=1e-6)
+    with pytest.raises(ValueError, match="noise_multiplier = 1e-76 is too small"):
+        ac.gaussian_epsilon(1e-76, 1e-5)
+    with pytest.raises(ValueError, match="is out of reach of floats"):
+        ac.gaussian_noise_multiplier(1e-320, 1e-320)
+    assert ac.gaussian_delta(1e300, 1e300) == 0.0
+    assert ac.gaussian_delta(1e-300, 1e300) == ac.gaussian_delta(1e-300, 0.0) == 1.0
+
+
+@pytest.mark.parametrize(("s", "epsilon"), [(0.05, 90.0), (0.05, 30.0), (0.08, 10.0), (0.01, 4000.0)])
+def test_where_delta_is_near_one(s, epsilon):
+    """Against fifty digits: as close as logarithms of numbers near 1 can be."""
+    assert epsilon * s - 0.5 / s < -5
+    exact = exact_delta(s, epsilon)
+    assert ac._log_delta(s, epsilon) == pytest.approx(float(mpmath.log(exact)), rel=1e-6, abs=3e-16)
+    assert ac.gaussian_delta(s, epsilon) >= exact

@@ -22,6 +22,7 @@ from antiphase import _checks as check
 MARGIN = 1e-9  # noise multipliers are rounded up by this, relatively; a float64 sensitivity is wrong by far less
 FINE, COARSE = 1e-4, 1e-3  # steps in which a privacy loss distribution is tabulated, always to the pessimistic side
 LEAST = 0.125  # noise multiplier that is looked for with Poisson samples
+FARTHEST = 1e150  # where a search ends; squares of more are none
 ROUNDING = 1e-10  # ε and δ are rounded up by this, relatively
 
 
@@ -49,6 +50,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     high = 1.0
     while _log_delta(s, high) > target:
         high *= 2
+        if high > FARTHEST:
+            raise ValueError(f"noise_multiplier = {s:g} is too small: its ε has no end among floats")
     least = _smallest(lambda e: _log_delta(s, e) <= target, 0.0, high)
     # PRIVACY: rounded up, by more than the formula can be off.   [G7]
     return least * (1 + ROUNDING)
@@ -69,6 +72,8 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
         low /= 2
     while _log_delta(high, epsilon) > target:
         high *= 2
+        if high > FARTHEST:
+            raise ValueError(f"epsilon = {epsilon:g} at delta = {delta:g} is out of reach of floats; ask for more")
     least = _smallest(lambda s: _log_delta(s, epsilon) <= target, low, high)
     # PRIVACY: rounded up, by more than ε is.   [G7]
     return least * (1 + MARGIN)
@@ -156,11 +161,12 @@ def poisson_noise_multiplier(epsilon: float, delta: float, *, sampling_rate: flo
 
 def _log_delta(s: float, epsilon: float) -> float:
     """``ln δ(ε; s)``, without cancellation where δ is small and without overflow where ε is large."""
-    x = epsilon * s - 0.5 / s
+    x, scale = epsilon * s - 0.5 / s, math.sqrt(0.5)
+    if x > FARTHEST:
+        return -math.inf
     if x < -5:  # δ is near 1
-        far = math.exp(epsilon + float(scipy.special.log_ndtr(-x - 1 / s)))
+        far = 0.5 * math.exp(-0.5 * x * x) * float(scipy.special.erfcx((x + 1 / s) * scale))
         return math.log(float(scipy.special.ndtr(-x)) - far)
-    scale = math.sqrt(0.5)
     near = float(scipy.special.erfcx(x * scale))
     # PRIVACY: what the subtraction may have lost is added back.   [G7]
     difference = near - float(scipy.special.erfcx((x + 1 / s) * scale)) + 1e-15 * near

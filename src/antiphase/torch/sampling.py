@@ -43,16 +43,20 @@ class FixedOrder(BatchSampler):
     ) -> None:
         size = check.whole_number("size", size)
         self.batch_size = check.whole_number("batch_size", batch_size)
-        self.drop_last = bool(drop_last)
+        self.drop_last = check.flag("drop_last", drop_last)
+        check.flag("shuffle", shuffle)
         if order is None:
             drawn = torch.randperm(size, generator=generator) if shuffle else torch.arange(size)
             order = drawn.tolist()
-        self.order: NDArray[np.int64] = np.array(order, dtype=np.int64)
-        if sorted(self.order.tolist()) != list(range(size)):
+        try:
+            self.order: NDArray[np.int64] = np.array(order, dtype=np.int64)
+        except (TypeError, ValueError, OverflowError):
+            self.order = np.zeros(0, np.int64)
+        if self.order.ndim != 1 or sorted(self.order.tolist()) != list(range(size)):
             raise ValueError(f"order is not an order of the {size} examples: each must come once")
         if len(self) == 0:
             raise ValueError(f"batch_size = {batch_size} with drop_last leaves no batch of {size} examples")
-        self._rank, self._world = rank, world
+        self._rank, self._world = check.whole_number("rank", rank, least=0), check.whole_number("world", world)
         self.first = 0  # where the next epoch begins: after a resume, in the middle
 
     def __len__(self) -> int:
