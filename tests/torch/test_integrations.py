@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import antiphase as ap
 from antiphase.errors import HorizonError
-from antiphase.torch import PrivacyEngine
+from antiphase.torch import PrivacyEngine, sampler_for
 from antiphase.torch.huggingface import PrivateTrainer
 from antiphase.torch.lightning import PrivacyCallback
 from antiphase.torch.release import row_of
@@ -22,6 +22,12 @@ TARGET = {"target_epsilon": 4.0, "target_delta": 1e-5, "max_grad_norm": CLIP}
 
 def engine_for(mechanism="dp-mf"):
     return PrivacyEngine(mechanism=mechanism, key=ap.Key.insecure(1))
+
+
+def amplified():
+    """For cyclic Poisson samples, over as many steps as there are here."""
+    f = ap.design("toeplitz", steps=EPOCHS * SIZE // BATCH, bands=2, participation=ap.min_separation(3, apart=2))
+    return ap.calibrate(f, noise_multiplier=1.0, delta=1e-5, sampler="cyclic-poisson", sampling_rate=1 / 3)
 
 
 def moved(before, after):
@@ -233,6 +239,18 @@ class TestLightning:
             lit_trainer(pl, [callback]).fit(module, lit_loader(), ckpt_path=tmp_path / "plain.ckpt")
         assert callback.engine.mechanism is None
 
+    @pytest.mark.parametrize("sampled", [True, False])
+    def test_an_amplified_mechanism_takes_its_own_batches_alone(self, pl, sampled):
+        m = amplified()
+        callback = PrivacyCallback(PrivacyEngine(mechanism=m), max_grad_norm=1.0, noise_multiplier=m.noise_multiplier)
+        module, trainer = lit_module(pl), lit_trainer(pl, [callback])
+        if sampled:
+            trainer.fit(module, DataLoader(setting.data(SIZE), batch_sampler=sampler_for(m, SIZE)))
+            assert callback.engine.remaining_steps == 0
+            return
+        with pytest.raises(ValueError, match="come about in another way"):
+            trainer.fit(module, lit_loader())
+
     def test_one_target(self, pl):
         with pytest.raises(TypeError, match="one of the two"):
             PrivacyCallback(max_grad_norm=1.0)
@@ -322,6 +340,14 @@ class TestHuggingFace:
         assert not hasattr(model.classifier.weight, "grad_sample")  # no hook is left
         assert trainer.evaluate(sentences())["eval_loss"] > 0
         with pytest.raises(ValueError, match="second release"):
+            trainer.train()
+
+    def test_an_amplified_mechanism_is_refused(self, hf, tmp_path):
+        """The Trainer makes batches of its own."""
+        m = amplified()
+        privacy = {"max_grad_norm": 1.0, "noise_multiplier": m.noise_multiplier}
+        trainer = hf_trainer(hf, tmp_path, bert(hf), engine=PrivacyEngine(mechanism=m), privacy=privacy)
+        with pytest.raises(ValueError, match="come about in another way"):
             trainer.train()
 
     def test_a_step_past_the_plan_raises(self, hf, tmp_path):
