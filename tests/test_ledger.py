@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import itertools
 import os
+import time
 
 import numpy as np
 import pytest
@@ -125,10 +126,11 @@ def test_a_row_goes_out_with_one_sum_only(tmp_path):
     assert len(again) == 3
     with pytest.raises(ReplayError):
         again.record(2, views)
-    with open(path, "ab") as file:
-        file.write(b"cut off")  # a crash in the middle of a record: its row was not drawn yet
-    after_the_crash = WriteAheadLedger(key, run)
-    assert len(after_the_crash) == 3
+    for part in (b"cut off", bytes(RECORD - 1)):  # a crash in the middle of a record: its row was not drawn yet
+        with open(path, "ab") as file:
+            file.write(part)
+        after_the_crash = WriteAheadLedger(key, run)
+        assert len(after_the_crash) == 3
     after_the_crash.record(3, views)
     assert path.stat().st_size == 4 * RECORD, "nothing of the record that was cut off is left"
     WriteAheadLedger(key, run).record(3, views)
@@ -150,22 +152,28 @@ def test_two_processes_that_go_on_release_a_row_once(tmp_path):
         one.record(1, bytes_of([4.0]))
     one.record(2, bytes_of([5.0]))
     assert (tmp_path / f"key.{run}.0.ledger").stat().st_size == 3 * RECORD
-    (tmp_path / f"key.{run}.0.ledger").write_bytes(bytes(RECORD))
-    with pytest.raises(ReplayError, match="became shorter"):
-        one.record(3, bytes_of([5.0]))
+    for size in (3 * RECORD - 1, RECORD):
+        os.truncate(tmp_path / f"key.{run}.0.ledger", size)
+        with pytest.raises(ReplayError, match="became shorter"):
+            one.record(3, bytes_of([5.0]))
 
 
 def test_eight_processes_at_once_agree_on_every_row(tmp_path):
-    """Each tries to release steps with sums of its own: of every step one gets through, and the file is whole."""
+    """Each tries to release steps with sums of its own: of every step one gets through, and the file is whole.
+
+    They take their time between reading and writing, so that without a lock they would meet.
+    """
     key = ap.Key.generate()
     key.save(tmp_path / "key")
-    run, steps = key.start_run("m"), 200
+    run, steps = key.start_run("m"), 25
     readers = []
     for process in range(8):
         reader, writer = os.pipe()
         readers.append(reader)
         if not os.fork():
             ledger, won = WriteAheadLedger(ap.Key.load(tmp_path / "key"), run), bytearray(steps)
+            write = ledger._write
+            ledger._write = lambda mark, write=write: time.sleep(0.001) or write(mark)
             for step in range(steps):
                 try:
                     ledger.record(step, bytes_of([float(process)]))
