@@ -17,6 +17,7 @@ from antiphase.factorization.dense import Dense
 from antiphase.factorization.inverse import InverseToeplitz
 from antiphase.factorization.streamed import Streamed, Stretch
 from antiphase.factorization.tree import Tree, full_estimator_stream
+from antiphase.noise import engines
 from antiphase.noise import stream as module
 from antiphase.noise.engines import Moving, Nodes, Regenerated, Ring, States
 from antiphase.noise.normals import CHUNK
@@ -745,3 +746,14 @@ def test_a_short_row_is_not_worth_a_thread():
     stream.prepare()
     assert stream._ahead is None
     assert stream._pool is None
+
+
+def test_the_kernel_of_dense_noise_writes_no_row_that_is_not_there():
+    """Numba looks at no bounds; here there is something behind the rows, which must stay as it is."""
+    rng = np.random.default_rng(5)
+    c, z = (rng.normal(size=shape).astype(np.float32) for shape in ((12, 8), (2, 8, CHUNK)))
+    whole = np.zeros((2, 32, CHUNK), np.float32)
+    engines.accumulate(c, z, whole[:, :8], 4)
+    np.testing.assert_allclose(whole[:, 4:8], c[:4] @ z, atol=1e-5)
+    assert not whole[:, :4].any()
+    assert not whole[:, 8:].any()

@@ -26,7 +26,8 @@ def test_the_loop_on_cyclic_samples_is_the_engine():
     (ours,) = mnist.trained(CELL, [made], trial, amplified._batches(CELL, made, trial))
     key, name = mnist.key_and_run(CELL, trial)
     data, model = tensors(), linear()
-    sampler = CyclicPoisson(len(data), rate, groups=3, secret=key.subkey("samples", str(trial)))
+    sampler = CyclicPoisson(len(data), rate, groups=3)
+    sampler.secret = key.subkey("samples", str(trial))  # given to it, the engine would claim no ε
     private = PrivacyEngine(mechanism=made, key=key).make_private(
         module=model, optimizer=torch.optim.SGD(model.parameters(), lr=CELL["learning_rate"]),
         data_loader=DataLoader(data, batch_sampler=sampler), max_grad_norm=CELL["clip_norm"],
