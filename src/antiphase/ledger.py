@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 import sys
@@ -87,7 +88,7 @@ class ParticipationLedger:
 
 
 class WriteAheadLedger:
-    """``HMAC_key(step ‖ clipped sum)`` of every step, written down before its row of noise is drawn.
+    """``MAC_key(step ‖ clipped sum)`` of every step, written down before its row of noise is drawn.
 
     Two sums under one row of noise differ by a difference of gradients, without noise. So a step that is made again
     (after a crash) must be the same step.
@@ -157,10 +158,11 @@ class WriteAheadLedger:
 
     def mark(self, step: int, arrays: Sequence[Any]) -> bytes:
         """What is written down of these sums; tells nothing of them to those who do not have the key."""
-        mark = hmac.new(self._secret, step.to_bytes(8, "little"), "sha256")
+        # Keyed BLAKE2b: half the time of HMAC-SHA256 where the processor has no instructions for that.
+        mark = hashlib.blake2b(step.to_bytes(8, "little"), key=self._secret, digest_size=RECORD)
         for array in arrays:
             mark.update(array)
-        return mark.digest()[:RECORD]
+        return mark.digest()
 
     def enter(self, step: int, mark: bytes) -> None:
         """`record`, for sums of which only the mark is at hand."""
