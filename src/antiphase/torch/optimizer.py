@@ -143,6 +143,8 @@ def row_norms(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 def weighted_sum(factors: Tensor, gradients: Tensor, kept: Tensor | None = None) -> Tensor:
     """``Σ factor·gradient`` in float32 or better, of those ``kept``: the others are left out, since 0 · NaN is NaN."""
+    if kept is None and factors.dtype is gradients.dtype is torch.float32 and factors.device == gradients.device:
+        return (factors @ _flat(gradients)).view(gradients.shape[1:])  # as below; each of its calls takes microseconds
     dtype = torch.promote_types(gradients.dtype, torch.float32)
     factors = factors.to(gradients.device)
     if kept is not None:
@@ -161,7 +163,9 @@ def weighted_sum(factors: Tensor, gradients: Tensor, kept: Tensor | None = None)
 
 def _flat(gradients: Tensor) -> Tensor:
     """One row an example; also of none, and of numbers."""
-    return gradients.reshape(len(gradients), math.prod(gradients.shape[1:]))
+    if gradients.ndim == 2:
+        return gradients
+    return gradients.reshape(gradients.shape[0], math.prod(gradients.shape[1:]))
 
 
 def _add(p: Any, total: Tensor) -> None:

@@ -101,7 +101,7 @@ class Release:
             self.ledger.check(step, indices)
         parts = [self.group.part(t.detach()) for t in sums]
         parts = [t if t.dtype in WIDE else t.float() for t in parts]
-        own = [t.cpu().contiguous().numpy() for t in parts]
+        own = [(t if t.device.type == "cpu" else t.cpu()).contiguous().numpy() for t in parts]
         # PRIVACY: written down before the row is taken, so that no row goes out twice with different sums.   [G15]
         self._wal.record(step, own)
         row = self._stream.next() if self._stream is not None else {}
