@@ -66,7 +66,13 @@ def test_poisson_batches():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps", "rate", "noise"), [(16, 0.01, 2.0), (256, 0.001, 1.0), (1000, 0.001, 2.0)])
+@pytest.mark.parametrize(
+    ("steps", "rate", "noise"),
+    [
+        (16, 0.01, 2.0),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((256, 0.001, 1.0), (1000, 0.001, 2.0))),
+    ],
+)
 def test_poisson_batches_of_small_rates(steps, rate, noise):
     """Rényi divergences are eight times too large there; what holds is between them and losses rounded down."""
     f = ap.design("dp-sgd", steps=steps)

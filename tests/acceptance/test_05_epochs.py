@@ -156,6 +156,7 @@ def test_the_iteration_never_lowers_the_bound(shown, problems):
     assert worst_climb <= 1e-9
 
 
+@pytest.mark.long
 def test_feasible_points_by_brute_force(shown):
     """Every pattern, every choice of signs, and unit vectors: none moves the encoder's output by more than 1."""
     rng = np.random.default_rng(6)

@@ -49,6 +49,7 @@ def test_poisson_against_opacus(shown):
     assert np.abs(off).max() <= 0.01
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_balls_in_bins_is_above_the_exact_value(shown):
     """200 mixtures of one or two bins, for which δ is an integral in one dimension."""
