@@ -16,7 +16,7 @@ ORDER = [
     "errors", "interrupts", "_checks", "values", "files", "cache", "data", "workload", "objective", "participation",
     "sensitivity", "factorization", "design", "accounting", "balls", "amplification", "noise", "ledger", "statement",
     "mechanism", "bands", "verification",
-    "cost", "comparison", "audit", "theory", "federated", "torch", "report", "studies", "cli",
+    "candidates", "cost", "comparison", "audit", "theory", "federated", "torch", "report", "studies", "cli",
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase import accounting, comparison, cost
+from antiphase import accounting, candidates, comparison, cost
 from antiphase.comparison import Candidate, Setting, compare
 
 PROMISE = {"epsilon": 2.0, "delta": 1e-6}
@@ -163,7 +163,8 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
             raise KeyboardInterrupt
         return real(name, **options)
 
-    monkeypatch.setattr(comparison, "design", stopping)
+    for module in (candidates, comparison):
+        monkeypatch.setattr(module, "design", stopping)
     found = compare(Setting.of(8), [Candidate("dp-sgd"), Candidate("chess"), Candidate("dp-mf")])
     assert [e.name for e in found.entries] == ["dp-sgd", "chess"]
     assert (found.stopped, found.optimum, found.entries[0].over_optimum) == (True, None, None)
@@ -172,7 +173,8 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
     assert (found.stopped, found.optimum, found.refused) == (True, None, {})
     with pytest.raises(KeyboardInterrupt):
         compare(Setting.of(8), [Candidate("dp-mf")])
-    monkeypatch.setattr(comparison, "design", real)
+    for module in (candidates, comparison):
+        monkeypatch.setattr(module, "design", real)
     monkeypatch.setattr(cost, "_times", lambda stream, rows: (_ for _ in ()).throw(KeyboardInterrupt))
     found = compare(Setting.of(8), [Candidate("dp-sgd"), Candidate("dp-mf")])
     assert found.stopped

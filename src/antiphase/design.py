@@ -72,7 +72,7 @@ def design(
     """
     maker = _maker(name)
     setting = _setting(steps, epochs, participation, workload)
-    known = [p for p in inspect.signature(maker).parameters if p not in ("setting", "progress")]
+    known = options_for(name)
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise TypeError(
@@ -89,6 +89,11 @@ def design(
 def names() -> list[str]:
     """Every name that `design` knows."""
     return list(_MAKERS)
+
+
+def options_for(name: str) -> list[str]:
+    """The options that `design` takes for ``name``."""
+    return [p for p in inspect.signature(_maker(name)).parameters if p not in ("setting", "progress")]
 
 
 # ---- one function a name; its keyword arguments are its options --------------------------------------------

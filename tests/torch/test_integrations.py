@@ -217,7 +217,7 @@ class TestLightning:
 
     def test_a_checkpoint_that_was_only_tested_is_not_gone_on_with(self, pl, tmp_path):
         class Lit(type(lit_module(pl))):
-            def test_step(self, batch, _):  # noqa: PT019 - of Lightning
+            def test_step(self, batch, batch_idx):
                 self.log("test", F.cross_entropy(self(batch[0]), batch[1]))
 
         trainer = lit_trainer(pl, [PrivacyCallback(engine_for(), **TARGET)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import inspect
 import math
 import shlex
 import sys
@@ -257,7 +256,7 @@ def _how_to_use(best: Entry, plan: list[str]) -> str:
 def _candidate(text: str, setting: Setting) -> Candidate:
     from antiphase.amplification import SAMPLERS
     from antiphase.comparison import Candidate
-    from antiphase.design import _maker
+    from antiphase.design import options_for
 
     name, _, rest = text.partition(":")
     if name not in console.MECHANISMS:
@@ -268,7 +267,7 @@ def _candidate(text: str, setting: Setting) -> Candidate:
         raise misused(f"--mechanism {text}: {samplers[0]} and {samplers[1]} cannot both be")
     sampler = samplers[0] if samplers else None
     options = console.options_of([part for part in parts if part not in SAMPLERS])
-    known = [p for p in inspect.signature(_maker(name)).parameters if p not in ("setting", "progress")]
+    known = options_for(name)
     if unknown := sorted(set(options) - set(known)):
         raise misused(f"--mechanism {text}: {name} has no option {unknown[0]}; it takes {', '.join(known)}")
     if name == "dp-mf+" and (sampler or setting.sampler) != "cyclic-poisson":  # there the best is looked for

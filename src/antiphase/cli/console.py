@@ -273,6 +273,14 @@ class Closing:
         return min(max(math.log(self._first / gap) / whole, 0.0), 1.0) if whole > 0 else 1.0
 
 
+def rests_on(mechanism: Any) -> dict[str, str]:
+    """A row for an amplified promise: how batches must come about."""
+    if not mechanism.amplified:
+        return {}
+    rate = "" if mechanism.sampling_rate is None else f" at rate {mechanism.sampling_rate:.6g}"
+    return {"rests on": f"batches drawn by {mechanism.sampler}{rate}"}
+
+
 # ---- how it ends -------------------------------------------------------------------------------------------
 
 

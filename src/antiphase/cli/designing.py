@@ -248,9 +248,7 @@ def _facts(f: Any, made: Any) -> dict[str, str]:
         rows["noise multiplier"] = f"{made.noise_multiplier:.6g} at clip norm {made.clip_norm:g}"
         if made.target_delta is not None:
             rows["promise"] = f"ε = {rounded_up(made.epsilon())} at δ = {made.target_delta:g} ({made.adjacency})"
-        if made.amplified:
-            rate = "" if made.sampling_rate is None else f" at rate {made.sampling_rate:.6g}"
-            rows["rests on"] = f"batches drawn by {made.sampler}{rate}"
+        rows |= console.rests_on(made)
     return rows
 
 
@@ -262,7 +260,7 @@ def _form(f: Any) -> str:
 
 
 def _draw(folder: Path, f: Any) -> list[Path]:
-    from antiphase.comparison import LABELS
+    from antiphase.candidates import LABELS
     from antiphase.report import charts, figures
 
     designs = {LABELS.get(f.name, f.name): (f.name, f)}

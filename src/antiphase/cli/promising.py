@@ -87,9 +87,7 @@ def calibrate(
         "ε": f"{rounded_up(m.epsilon())} at δ = {delta:g} ({adjacency})",
         "noise multiplier": f"{m.noise_multiplier:.8g}",
     }
-    if m.amplified:
-        rate = "" if sampling_rate is None else f" at rate {sampling_rate:g}"
-        rows["rests on"] = f"batches that come about as {m.sampler}{rate}, and no others"
+    rows |= console.rests_on(m)
     if file is not None:
         rows["sensitivity"] = f"{m.sensitivity:.6g}"
         rows["noise"] = f"standard deviation {m.noise_scale:.6g} before correlation, at clip norm {clip:g}"

@@ -315,7 +315,7 @@ def _print(outcomes: list[Any], dataset: Any) -> None:
 
 
 def _label(mechanism: str) -> str:
-    from antiphase.comparison import LABELS
+    from antiphase.candidates import LABELS
 
     return "no privacy" if mechanism == "none" else LABELS.get(mechanism, mechanism)
 

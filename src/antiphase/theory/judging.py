@@ -18,7 +18,7 @@ import numpy as np
 
 from antiphase import _checks as check
 from antiphase._checks import Array
-from antiphase.comparison import REFUSALS, Candidate, Setting
+from antiphase.candidates import REFUSALS, Candidate, Setting
 from antiphase.design import design
 from antiphase.factorization.base import Factorization
 from antiphase.participation import Epochs, Once

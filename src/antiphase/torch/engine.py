@@ -8,11 +8,9 @@ import math
 import os
 import warnings
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import opacus
 import torch
 from torch import nn
@@ -25,21 +23,14 @@ from antiphase.mechanism import Mechanism, calibrate, load
 from antiphase.noise.key import Key
 from antiphase.participation import Participation, min_separation
 from antiphase.statement import PrivacyStatement
-from antiphase.torch import checkpoint
+from antiphase.torch import checkpoint, refusals
 from antiphase.torch.distributed import Group, plain
-from antiphase.torch.optimizer import (
-    GhostLoss,
-    PrivateGhostOptimizer,
-    PrivateOptimizer,
-    PrivatePerLayerOptimizer,
-    refuse_low_precision,
-)
+from antiphase.torch.optimizer import GhostLoss, PrivateGhostOptimizer, PrivateOptimizer, PrivatePerLayerOptimizer
 from antiphase.torch.plan import Plan, derive
 from antiphase.torch.probe import refuse_mixing
 from antiphase.torch.release import Release
 from antiphase.torch.sampling import (
-    BallsInBins,
-    CyclicPoisson,
+    OURS,
     FixedOrder,
     Recorded,
     fixed_order_loader,
@@ -178,14 +169,15 @@ class PrivacyEngine(opacus.PrivacyEngine):
                 **wrapping,
                 **kwargs,
             )
-        self._refuse(poisson_sampling, noise_generator, clipping, grad_sample_mode, loss_reduction, kwargs)
+        how = grad_sample_mode, clipping
+        refusals.options(poisson_sampling, noise_generator, how, OPTIMIZERS, loss_reduction, kwargs)
         if self._release is not None and self._release.drawn:
             # PRIVACY: what the first plan released would be forgotten.   [G15]
             raise ValueError(
                 f"this engine has released {self._release.drawn} steps of a plan. A second training on the same data "
                 "is a second release: use an engine of its own, and add the two up"
             )
-        _warn_of_large(target_delta, data_loader)
+        refusals.warn_of_large(target_delta, data_loader)
         plan = self._planned(
             optimizer,
             self._batches(data_loader),
@@ -197,7 +189,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             participation=participation,
         )
         mechanism = self._calibrated(plan, max_grad_norm, noise_multiplier, target_epsilon, target_delta)
-        _refuse_foreign_parameters(module, optimizer)
+        refusals.foreign_parameters(module, optimizer)
         group = Group.of(module, grad_sample_mode)
         group.require_same("mechanism", mechanism.digest)
         trusted = participation == "trusted"
@@ -205,20 +197,20 @@ class PrivacyEngine(opacus.PrivacyEngine):
         batch_size = public_batch_size(data_loader) * (group.world if trusted else 1)
         loader: Any = data_loader
         if mechanism.amplified:
-            _refuse_what_sampling_does_not_cover(group, gradient_accumulation_steps, trusted)
+            refusals.what_sampling_does_not_cover(group, gradient_accumulation_steps, trusted)
             loader = sampled_loader(data_loader, mechanism)
         elif not trusted:
             loader = fixed_order_loader(data_loader)
             group.share(loader)
-        _refuse_other_batches(mechanism, loader)
+        refusals.other_batches(mechanism, loader)
         self.validate(module=module, optimizer=None, data_loader=None)
-        _refuse_what_opacus_gets_wrong(module, grad_sample_mode)
+        refusals.what_opacus_gets_wrong(module, grad_sample_mode)
         if probe:
             refuse_mixing(module, data_loader)
         wrapped = self._prepare_model(module, **wrapping)
         if isinstance(optimizer, opacus.optimizers.DPOptimizer):
             optimizer = optimizer.original_optimizer
-        private = OPTIMIZERS[grad_sample_mode, clipping](
+        private = OPTIMIZERS[how](
             optimizer=optimizer,
             noise_multiplier=mechanism.noise_multiplier,
             max_grad_norm=max_grad_norm,
@@ -250,7 +242,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
     ) -> Any:
         """Opacus' ``make_private_with_epsilon``: just enough noise for (ε, δ) over ``epochs`` (or ``steps``)."""
         if self._uses_opacus(arguments.get("poisson_sampling"), planned=True):
-            _warn_of_large(target_delta, arguments.get("data_loader"))
+            refusals.warn_of_large(target_delta, arguments.get("data_loader"))
             arguments["poisson_sampling"] = arguments.get("poisson_sampling") is not False
             return super().make_private_with_epsilon(
                 target_epsilon=target_epsilon, target_delta=target_delta, epochs=epochs, **arguments
@@ -364,21 +356,12 @@ class PrivacyEngine(opacus.PrivacyEngine):
         assert self.plan is not None
         release = self._planned_release()
         sampler: Any = getattr(release.batches, "sampler", None)
-        sampled, fixed = isinstance(sampler, CyclicPoisson | BallsInBins), isinstance(sampler, FixedOrder)
-        if (sampled and (not isinstance(order, dict) or order.get("size") != sampler.size)) or (
-            fixed and np.shape(order) != sampler.order.shape
-        ):
-            raise StateError(
-                "the checkpoint was saved with another dataset, or with batches of another kind. Nothing was changed"
-            )
-        if sampled:
+        if isinstance(sampler, OURS):
             copy.copy(sampler).restore(order, 0)  # raises for what is none, before anything is changed
         release.restore(state, fresh_noise)
-        if sampled:
-            sampler.restore(order, release.position)
-        elif fixed:
-            sampler.order = order
-            sampler.first = release.position % self.plan.every * self.plan.accumulation
+        if isinstance(sampler, OURS):
+            in_epoch = release.position % self.plan.every * self.plan.accumulation
+            sampler.restore(order, in_epoch if isinstance(sampler, FixedOrder) else release.position)
 
     # ---- details -------------------------------------------------------------------------------------------
 
@@ -390,36 +373,6 @@ class PrivacyEngine(opacus.PrivacyEngine):
         if self._release is None:
             raise ValueError("call make_private first")
         return self._release
-
-    def _refuse(
-        self, poisson: bool | None, generator: Any, clipping: str, mode: str, reduction: str, kwargs: dict[str, Any]
-    ) -> None:
-        if poisson:
-            # PRIVACY: no amplification for correlated noise, but by samples that were analysed for it.   [G9]
-            raise ValueError(
-                "poisson_sampling = True: plain Poisson samples amplify independent noise alone. Leave "
-                'poisson_sampling out; or use mechanism="dp-sgd"; or a mechanism of few bands (antiphase.best_bands) '
-                "with the batches of antiphase.torch.sampler_for"
-            )
-        if generator is not None:
-            raise ValueError(
-                "noise_generator: the noise is a function of a secret key, never of a generator that others may seed. "
-                "For repeatable studies: PrivacyEngine(key=Key.insecure(seed)), and the statement will say so"
-            )
-        if clipping == "adaptive":
-            raise ValueError(
-                "clipping = 'adaptive': clip norms that follow the data cost privacy that this plan does not account "
-                "for. Use clipping='flat' or 'per_layer'"
-            )
-        if (mode, clipping) not in OPTIMIZERS:
-            known = ", ".join(f"{m} with {c}" for m, c in OPTIMIZERS)
-            raise ValueError(
-                f"grad_sample_mode = {mode!r} with clipping = {clipping!r} is not there; there are: {known}"
-            )
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"loss_reduction = {reduction!r} must be 'mean' or 'sum'")
-        if kwargs:
-            raise TypeError(f"{sorted(kwargs)}: make_private has no such option for this mechanism")
 
     def _batches(self, loader: Any) -> int:
         try:
@@ -517,58 +470,9 @@ class PlanAccountant:
         raise ValueError("the plan is restored by PrivacyEngine.load_checkpoint")
 
 
-def _refuse_other_batches(mechanism: Mechanism, loader: Any) -> None:
-    drawn = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    # PRIVACY: a promise that rests on how batches come about holds for no other batches.   [G9]
-    if mechanism.sampler == "hash-slots" and isinstance(drawn, FixedOrder):
-        raise ValueError(
-            "the mechanism is for slots by a hash of the record, and here batches come in a fixed order. Use a batch "
-            'sampler of yours that assigns them, or calibrate for sampler="fixed-order"'
-        )
-
-
-def _refuse_what_opacus_gets_wrong(module: nn.Module, mode: str) -> None:
-    trained = [m for m in module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
-    if mode in ("hooks", "ghost", "ghost_fsdp") and any(isinstance(m, nn.EmbeddingBag) for m in trained):
-        # PRIVACY: its rule forgets an index that comes twice in a bag, and so most of a gradient's norm.   [G16]
-        raise ValueError(
-            "nn.EmbeddingBag: gradients of its examples come out wrong where an index comes twice. Use nn.Embedding "
-            "and sum, or freeze it"
-        )
-    if mode in ("ghost", "ghost_fsdp"):
-        for p in chain.from_iterable(m.parameters(recurse=False) for m in trained):
-            refuse_low_precision(p.dtype)
-
-
-def _warn_of_large(delta: float | None, loader: Any) -> None:
-    dataset: Any = getattr(loader, "dataset", None)
-    if delta is not None and hasattr(dataset, "__len__") and delta * len(dataset) >= 1:
-        warnings.warn(
-            f"target_delta = {delta:g} with {len(dataset):,} records: whoever publishes one of them whole keeps this "
-            "promise. Take a δ far below one over their number",
-            stacklevel=3,
-        )
-
-
 def _taking_part(mechanism: Mechanism, plan: Plan) -> Participation:
     """By coins, a record may be in every batch: each step was accounted for as one that has it, by its chance."""
     return min_separation(mechanism.steps, 1) if mechanism.sampler == "poisson" else plan.participation
-
-
-def _refuse_what_sampling_does_not_cover(group: Group, accumulation: int, trusted: bool) -> None:
-    # PRIVACY: batches that several processes or several passes draw are not the samples that were analysed.   [G9]
-    if group.world > 1 or accumulation > 1 or trusted:
-        raise ValueError(
-            f"{group.world} process(es), gradient_accumulation_steps = {accumulation}, trusted = {trusted}: batches "
-            "that are sampled for amplification are drawn by one process, one a step, and seen by the ledger"
-        )
-
-
-def _refuse_foreign_parameters(module: nn.Module, optimizer: Any) -> None:
-    known = set(module.parameters())
-    for p in chain.from_iterable(group["params"] for group in optimizer.param_groups):
-        if p not in known:
-            raise ValueError("Module parameters are different than optimizer Parameters")
 
 
 def _named_shapes(module: nn.Module, params: list[torch.Tensor]) -> dict[str, tuple[int, ...]]:
@@ -579,6 +483,4 @@ def _named_shapes(module: nn.Module, params: list[torch.Tensor]) -> dict[str, tu
 
 def _order_of(batches: Recorded | None) -> Any:
     sampler = getattr(batches, "sampler", None)
-    if isinstance(sampler, CyclicPoisson | BallsInBins):
-        return sampler.state()
-    return sampler.order if isinstance(sampler, FixedOrder) else None
+    return sampler.state() if isinstance(sampler, OURS) else None

@@ -14,6 +14,7 @@ from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processe
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping, DPTensorFastGradientClipping
 
 from antiphase.errors import BypassError
+from antiphase.torch import refusals
 from antiphase.torch.release import Release
 
 Tensor = torch.Tensor
@@ -237,15 +238,6 @@ def ghost_rounding(module: torch.nn.Module, samplers: Any) -> float:
     return max(LOST * longest - ROUNDING, 0.0)
 
 
-def refuse_low_precision(dtype: torch.dtype) -> None:
-    # PRIVACY: there norms come out too small, and the sum of all examples is rounded before it is one.   [G16]
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"ghost clipping in {dtype}: norms and sums would be rounded to it, so that an example could count for "
-            'more than the clip norm. Use float32 parameters without autocast, or grad_sample_mode="hooks"'
-        )
-
-
 class GhostLoss(DPLossFastGradientClipping):
     """The criterion with ghost clipping; what the model was given is kept until the backward pass, see `_again`."""
 
@@ -291,7 +283,7 @@ class _GhostTensor(DPTensorFastGradientClipping):
         for p in optimizer.params:
             p.grad = None
         norms = self.module.get_norm_sample() if len(losses) else losses.detach()
-        refuse_low_precision(norms.dtype)
+        refusals.low_precision(norms.dtype)
         good = torch.isfinite(norms) & torch.isfinite(losses.detach().to(norms.device))
         if optimizer.release.group.any(not bool(good.all())):
             self._again(good if kept is None else good & kept, alone=kept is not None)

@@ -15,8 +15,10 @@ from randomgen import AESCounter
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from antiphase import _checks as check
-from antiphase.errors import ParticipationError
+from antiphase.errors import ParticipationError, StateError
 from antiphase.mechanism import Mechanism
+
+OTHER = "the checkpoint was saved with another dataset, or with batches of another kind. Nothing was changed"
 
 
 class FixedOrder(BatchSampler):
@@ -69,6 +71,15 @@ class FixedOrder(BatchSampler):
             batch = self.order[i * self.batch_size : (i + 1) * self.batch_size]
             yield [int(index) for index in batch[self._rank :: self._world]]
 
+    def state(self) -> NDArray[np.int64]:
+        return self.order
+
+    def restore(self, state: Any, batch: int) -> None:
+        """Go on with ``batch`` of the epoch."""
+        if np.shape(state) != self.order.shape:
+            raise StateError(OTHER)
+        self.order, self.first = state, batch
+
 
 class CyclicPoisson(BatchSampler):
     """Step ``t`` has each example of group ``t mod groups`` by an independent coin; so is every example's group.
@@ -119,6 +130,8 @@ class CyclicPoisson(BatchSampler):
         return {"kind": "cyclic-poisson", "secret": f"{self.secret:032x}", "size": self.size}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
+        if not isinstance(state, dict) or state.get("size") != self.size:
+            raise StateError(OTHER)
         self.secret, self.first = int(state["secret"], 16), step
 
 
@@ -176,7 +189,12 @@ class BallsInBins(BatchSampler):
         return {"kind": "balls-in-bins", "thrown": self.thrown, "size": self.size}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
+        if not isinstance(state, dict) or state.get("size") != self.size:
+            raise StateError(OTHER)
         self.thrown, self.first = self._checked(state["thrown"]), step % self.bins
+
+
+OURS = (FixedOrder, CyclicPoisson, BallsInBins)  # which can be kept, and gone on with
 
 
 class Recorded(BatchSampler):

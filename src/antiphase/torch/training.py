@@ -28,13 +28,13 @@ from antiphase import _checks as check
 from antiphase import files
 from antiphase.data import Dataset
 from antiphase.design import design, names
-from antiphase.errors import FileFormatError, StateError
-from antiphase.factorization.base import MALFORMED
+from antiphase.errors import StateError
 from antiphase.interrupts import first_ctrl_c
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.noise.key import Key
 from antiphase.participation import min_separation
 from antiphase.statement import PrivacyStatement
+from antiphase.torch import folders
 from antiphase.torch.engine import PrivacyEngine
 from antiphase.torch.models import model
 from antiphase.torch.sampling import fixed_order_loader
@@ -202,12 +202,12 @@ def train(
         if not recipe.is_planned:
             raise ValueError(f"mechanism = {recipe.mechanism!r} keeps no checkpoints here; leave checkpoint out")
         identity = _identity(recipe, dataset, seed, insecure_noise)
-        _refuse_folder(folder, resume, identity)
+        folders.refuse_another_run(folder, resume, identity)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        run = _Run(recipe, dataset, seed, _key(folder, insecure_noise), folder)
+        run = _Run(recipe, dataset, seed, folders.key(folder, insecure_noise), folder)
         if folder is not None:
-            _begin_folder(folder, run.key, identity)
+            folders.begin(folder, run.key, identity)
             run.restore()
         with _threads(run.work), first_ctrl_c(folder is not None) as interrupted:
             for batch in itertools.islice(_endless(run.loader), run.steps - run.done):
@@ -336,7 +336,7 @@ class _Run:
                 raise StateError(f"{self.folder}: steps were released, and their checkpoint is gone. Put it back")
             self.save()
             return
-        curve, self.seconds = _kept_curve(self.folder / "curve.json")
+        curve, self.seconds = folders.curve(self.folder / "curve.json")
         self.engine.load_checkpoint(path=self.folder / "checkpoint", **self._state())
         self.done = self.steps - self.engine.remaining_steps
         self.curve = [point for point in curve if point[0] <= self.done]
@@ -445,68 +445,10 @@ def torch_generator(key: Key, *purpose: str) -> torch.Generator:
     return made
 
 
-# ---- the folder of a run -----------------------------------------------------------------------------------
-
-
 def _identity(recipe: Recipe, dataset: Dataset, seed: int, insecure_noise: int | None) -> dict[str, Any]:
     made = dataclasses.asdict(recipe) | {"data": dataset.name, "data digest": dataset.digest}
     same: dict[str, Any] = json.loads(json.dumps(made | {"seed": seed, "insecure_noise": insecure_noise}))
     return same
-
-
-def _refuse_folder(folder: Path, resume: bool, identity: dict[str, Any]) -> None:
-    """Raise unless the folder is empty, or with ``resume`` holds this very run."""
-    if not resume:
-        if folder.exists() and any(folder.iterdir()):
-            raise FileExistsError(f"{folder}: is not empty. Go on with its run: resume=True; or give another folder")
-        return
-    if not (folder / "run.json").exists():
-        raise FileNotFoundError(f"{folder}: there is no run to go on with; leave resume out to begin one")
-    found = _kept(folder / "run.json", "Put it back as it was")
-    names = [*identity, *(found.keys() - identity.keys())]
-    other = [f"{n} was {found.get(n)!r}, is {identity.get(n)!r}" for n in names if found.get(n) != identity.get(n)]
-    if other:
-        raise ValueError(f"{folder}: holds another run: {'; '.join(other)}. Nothing was changed")
-
-
-def _kept(path: Path, remedy: str) -> dict[str, Any]:
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-        raise ValueError(f"a {type(found).__name__}")
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path}: is damaged ({error}). Nothing was changed. {remedy}") from error
-
-
-def _kept_curve(path: Path) -> tuple[list[tuple[int, float, float]], float]:
-    """The accuracies seen so far, and the seconds taken; none if they were deleted, for no step needs them."""
-    if not path.exists():
-        return [], 0.0
-    remedy = "Delete it to go on without the accuracies seen so far"
-    kept = _kept(path, remedy)
-    try:
-        curve = [(int(step), float(accuracy), float(loss)) for step, accuracy, loss in kept["curve"]]
-        return curve, float(kept["seconds"])
-    except MALFORMED as error:
-        raise FileFormatError(f"{path}: is damaged ({error}). Nothing was changed. {remedy}") from error
-
-
-def _begin_folder(folder: Path, key: Key, identity: dict[str, Any]) -> None:
-    """Write down what the run is, and its key, where that is not done yet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "run.json").exists():
-        files.write_bytes(folder / "run.json", json.dumps(identity, indent=2).encode())
-    if key.path is None and not key.is_insecure:
-        key.save(folder / "key")
-
-
-def _key(folder: Path | None, insecure_noise: int | None) -> Key:
-    if insecure_noise is not None:
-        return Key.insecure(insecure_noise)
-    if folder is not None and (folder / "key").exists():
-        return Key.load(folder / "key")
-    return Key.generate()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,246 @@
+"""What may be compared, for which setting; and the mechanism that a candidate comes to there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from antiphase import _checks as check
+from antiphase import accounting
+from antiphase.amplification import AMPLIFIED, SAMPLERS
+from antiphase.bands import WIDTHS, best_bands, cyclic
+from antiphase.design import design, names
+from antiphase.errors import AntiphaseError
+from antiphase.factorization.base import Factorization
+from antiphase.mechanism import Mechanism, calibrate
+from antiphase.participation import MinSeparation, Participation, from_epochs
+from antiphase.workload import Workload
+
+LABELS = {
+    "dp-sgd": "DP-SGD",
+    "anti-pgd": "Anti-PGD",
+    "chess": "Chess",
+    "tree": "tree, full Honaker",
+    "fourier": "Fourier",
+    "sqrt-toeplitz": "square root",
+    "dp-mf": "DP-MF",
+    "dp-mf+": "DP-MF⁺",
+    "damped": "damped",
+    "bisr": "inverse square root",
+    "lambda-cgd": "DP-λCGD",
+    "toeplitz": "Toeplitz",
+    "banded": "banded",
+    "blt": "BLT",
+    "epoch-restarts": "restarts with every epoch",
+}
+SAMPLED = {"poisson": "Poisson batches", "cyclic-poisson": "cyclic Poisson", "balls-in-bins": "balls in bins"}
+SYMBOLS = {"tau": "τ", "rho": "ρ", "final_weight": "final weight", "correlation": "λ"}
+REFUSALS = (AntiphaseError, ValueError, TypeError, MemoryError)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mechanism to compare: a name that `design` knows, its options, and how batches are drawn for it (None: as the
+    setting says, where that is analysed for it).
+
+    With cyclic Poisson samples it has the best number of bands, unless its options say another.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sampler: str | None = None
+
+    def __post_init__(self) -> None:
+        check.choice("name", self.name, tuple(names()))
+        if self.sampler is not None:
+            check.choice("sampler", self.sampler, SAMPLERS)
+        if self.sampler == "poisson" and self.name != "dp-sgd":
+            raise ValueError(f"{self.name} with Poisson samples: amplification is analysed for dp-sgd alone")
+        if self.sampler == "cyclic-poisson" and self.name not in WIDTHS:
+            raise ValueError(
+                f"{self.name} with cyclic Poisson samples: amplification is analysed for few bands, so for "
+                f"{', '.join(WIDTHS)}"
+            )
+
+    @property
+    def amplified(self) -> bool:
+        return self.sampler in AMPLIFIED
+
+    @property
+    def label(self) -> str:
+        """
+        >>> Candidate("dp-mf+", {"tau": 64}).label, Candidate("tree", {"estimator": "online"}).label
+        ('DP-MF⁺, τ = 64', 'tree, online')
+        >>> Candidate("damped", {"rho": 1 - 2e-5, "final_weight": 45.4863}).label
+        'damped, ρ = 0.99998, final weight = 45.49'
+        """
+        options = dict(self.options)
+        words = [LABELS.get(self.name, self.name)]
+        if self.name == "tree" and "estimator" in options:
+            words = ["tree", str(options.pop("estimator"))]
+        words += [f"{SYMBOLS.get(k, k)} = {_short(v)}" for k, v in options.items() if np.ndim(v) == 0]
+        return ", ".join([*words, SAMPLED[self.sampler]] if self.sampler in SAMPLED else words)
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What is trained, for how long, and what is to be promised.
+
+    Without ``epsilon`` the noise multiplier is 1 for all: the noise is then relative, and there is nothing to amplify.
+    ``sampler`` says how batches can be drawn: what it is known to amplify has its noise multiplier, all else that of
+    batches in a fixed order. ``rate`` is the chance of a record to be in one, by default that of batches as large as in
+    the fixed order.
+    """
+
+    workload: Workload
+    participation: Participation
+    epsilon: float | None = None
+    delta: float | None = None
+    adjacency: str = "zero-out"
+    parameters: int = 100_000  # how many numbers the model has: for the memory and the time of the noise
+    sampler: str = "fixed-order"
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        check.choice("sampler", self.sampler, ("fixed-order", *AMPLIFIED))
+        if self.sampler in AMPLIFIED and self.epsilon is None:
+            raise ValueError(f"sampler = {self.sampler!r}: what it brings depends on ε and δ; give both")
+        if self.sampler in AMPLIFIED and isinstance(self.participation, MinSeparation):
+            raise ValueError(
+                f"sampler = {self.sampler!r} with a minimum separation: who is drawn by chance keeps none. Compare for "
+                "epochs, or for batches that are not sampled"
+            )
+        if self.rate is not None:
+            if self.sampler not in ("poisson", "cyclic-poisson"):
+                raise ValueError(f"rate = {self.rate}: a sampling rate is for Poisson and cyclic Poisson samples")
+            if check.positive_number("rate", self.rate) > 1:
+                raise ValueError(f"rate = {self.rate:g} must be at most 1")
+        if self.epsilon is not None:
+            check.positive_number("epsilon", self.epsilon)
+            if self.delta is None:
+                raise ValueError("delta = None: δ is yours to choose, well below one over the number of records")
+            accounting.checked_delta("delta", self.delta)
+        check.whole_number("parameters", self.parameters)
+
+    @classmethod
+    def of(cls, steps: int, epochs: int = 1, *, optimizer: Mapping[str, Any] | None = None, **rest: Any) -> Setting:
+        """So many steps of SGD with these options, in so many epochs of a fixed order."""
+        workload = Workload.sgd(steps, **(optimizer or {}))
+        return cls(workload, from_epochs(workload.steps, epochs), **rest)
+
+    @property
+    def steps(self) -> int:
+        return self.workload.steps
+
+    @property
+    def sampling_rate(self) -> float:
+        """The chance of a record to be in a sampled batch; unless given, for batches as large as in the fixed order."""
+        return 1 / len(self.participation.classes(self.steps)) if self.rate is None else self.rate
+
+    def describe(self) -> str:
+        words = [f"{self.steps:,} step{'s' * (self.steps > 1)}", self.participation.describe()]
+        if self.workload.describe() != "sgd":
+            words.append(self.workload.describe())
+        if self.epsilon is not None:
+            words.append(f"ε = {self.epsilon:g}, δ = {self.delta:g} ({self.adjacency})")
+        if self.sampler in AMPLIFIED:
+            rate = "" if self.sampler == "balls-in-bins" else f" at rate {self.sampling_rate:.4g}"
+            words.append(f"{SAMPLED[self.sampler]}{rate}")
+        return ", ".join(words)
+
+
+def usual_candidates(setting: Setting, family: bool = False) -> list[Candidate]:
+    """Those that people compare; DP-SGD also with the amplification that sampled batches would bring, and with cyclic
+    Poisson samples what has few bands. ``family`` adds those that take a search of their own."""
+    sampled = "balls-in-bins" if setting.sampler == "balls-in-bins" else "poisson"
+    hidden = [Candidate("dp-sgd", sampler=sampled)] if _can_be_hidden(setting) else []
+    several = len(setting.participation.classes(setting.steps)) < setting.steps
+    few = [Candidate("toeplitz"), Candidate("dp-mf+")] if setting.sampler == "cyclic-poisson" else []
+    searched = [Candidate(name) for name in ("toeplitz", "banded", "blt")]
+    return [
+        Candidate("dp-sgd", sampler="fixed-order"),
+        *hidden,
+        Candidate("lambda-cgd"),
+        Candidate("tree"),
+        Candidate("sqrt-toeplitz"),
+        Candidate("bisr"),
+        *few,
+        *([Candidate("epoch-restarts")] if several else []),
+        *([*searched, *([Candidate("dp-mf", {"buffers": 4})] if several else [])] if family else []),
+        Candidate("dp-mf"),
+        Candidate("dp-mf+", {"tau": setting.steps}),
+    ]
+
+
+def made_for(setting: Setting, candidate: Candidate, tolerance: float, report: Any) -> tuple[Candidate, Mechanism, str]:
+    """The mechanism, of which candidate in full, and why it is not amplified where the setting has a sampler."""
+    sampler = candidate.sampler or setting.sampler
+    if sampler not in AMPLIFIED:
+        return candidate, _plain(setting, candidate, tolerance, report), ""
+    try:
+        if sampler == "cyclic-poisson" and candidate.name == "dp-sgd":
+            sampler = "poisson"  # which is the same with one group
+        return *_amplified(setting, replace(candidate, sampler=sampler), tolerance, report), ""
+    except REFUSALS as error:
+        if candidate.sampler is not None:
+            raise
+        plain = replace(candidate, sampler="fixed-order")
+        return plain, _plain(setting, plain, tolerance, report), str(error) or type(error).__name__
+
+
+def _plain(setting: Setting, candidate: Candidate, tolerance: float, report: Any) -> Mechanism:
+    f = _design(setting, candidate, tolerance, report)
+    if setting.epsilon is None:
+        return calibrate(f, noise_multiplier=1.0, delta=setting.delta, adjacency=setting.adjacency)
+    return calibrate(f, epsilon=setting.epsilon, delta=setting.delta, adjacency=setting.adjacency)
+
+
+def _amplified(setting: Setting, candidate: Candidate, tolerance: float, report: Any) -> tuple[Candidate, Mechanism]:
+    if setting.epsilon is None or setting.delta is None:
+        raise ValueError(f"epsilon = None: what {candidate.label} brings depends on ε and δ; give both")
+    promise: dict[str, Any] = {"epsilon": setting.epsilon, "delta": setting.delta, "adjacency": setting.adjacency}
+    sampled: dict[str, Any] = {"sampler": candidate.sampler, "sampling_rate": setting.sampling_rate}
+    if candidate.sampler == "cyclic-poisson":
+        width = WIDTHS[candidate.name]
+        if set(candidate.options) - {width}:
+            raise ValueError(f"{candidate.label}: with cyclic Poisson samples {width} is the only option")
+        if width in candidate.options:
+            f = cyclic(candidate.name, candidate.options[width], setting.workload)
+            return candidate, calibrate(f, **promise, **sampled)
+        found = best_bands(
+            candidate.name,
+            workload=setting.workload,
+            sampling_rate=setting.sampling_rate,
+            progress=lambda tried: report(tried.bands, None),
+            **promise,
+        )
+        return replace(candidate, options={width: found.bands}), found.mechanism
+    f = _design(setting, candidate, tolerance, report)
+    if candidate.sampler == "balls-in-bins":
+        del sampled["sampling_rate"]
+    return candidate, calibrate(f, **promise, **sampled)
+
+
+def _design(setting: Setting, candidate: Candidate, tolerance: float, report: Any) -> Factorization:
+    options = dict(candidate.options)
+    if candidate.name in ("dp-mf", "dp-mf+", "damped", "curvature", "optimal"):
+        options.setdefault("tolerance", tolerance)
+    return design(
+        candidate.name, workload=setting.workload, participation=setting.participation, progress=report, **options
+    )
+
+
+def _can_be_hidden(setting: Setting) -> bool:
+    """Whether batches by chance are an alternative: at an ε, and where nobody has to stay away between two of them."""
+    together = not isinstance(setting.participation, MinSeparation)
+    return setting.epsilon is not None and setting.sampling_rate < 1 and together
+
+
+def _short(value: Any) -> str:
+    """Four digits, and more where a damping is near 1: what it is less by is what counts."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.7g}" if 0.999 < value < 1 else f"{value:.4g}"

@@ -1,0 +1,113 @@
+"""What the engine refuses before anything is private: each function raises, and says what to do instead."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from antiphase.mechanism import Mechanism
+from antiphase.torch.distributed import Group
+from antiphase.torch.sampling import FixedOrder
+
+
+def options(
+    poisson: bool | None,
+    generator: Any,
+    how: tuple[str, str],
+    ways: Collection[tuple[str, str]],
+    reduction: str,
+    more: Any,
+) -> None:
+    """Of make_private, those that Opacus has and this plan does not account for.
+
+    ``how`` gradients are computed and clipped must be one of the ``ways`` there are.
+    """
+    mode, clipping = how
+    if poisson:
+        # PRIVACY: no amplification for correlated noise, but by samples that were analysed for it.   [G9]
+        raise ValueError(
+            "poisson_sampling = True: plain Poisson samples amplify independent noise alone. Leave "
+            'poisson_sampling out; or use mechanism="dp-sgd"; or a mechanism of few bands (antiphase.best_bands) '
+            "with the batches of antiphase.torch.sampler_for"
+        )
+    if generator is not None:
+        raise ValueError(
+            "noise_generator: the noise is a function of a secret key, never of a generator that others may seed. "
+            "For repeatable studies: PrivacyEngine(key=Key.insecure(seed)), and the statement will say so"
+        )
+    if clipping == "adaptive":
+        raise ValueError(
+            "clipping = 'adaptive': clip norms that follow the data cost privacy that this plan does not account "
+            "for. Use clipping='flat' or 'per_layer'"
+        )
+    if how not in ways:
+        known = ", ".join(f"{m} with {c}" for m, c in ways)
+        raise ValueError(f"grad_sample_mode = {mode!r} with clipping = {clipping!r} is not there; there are: {known}")
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"loss_reduction = {reduction!r} must be 'mean' or 'sum'")
+    if more:
+        raise TypeError(f"{sorted(more)}: make_private has no such option for this mechanism")
+
+
+def what_sampling_does_not_cover(group: Group, accumulation: int, trusted: bool) -> None:
+    # PRIVACY: batches that several processes or several passes draw are not the samples that were analysed.   [G9]
+    if group.world > 1 or accumulation > 1 or trusted:
+        raise ValueError(
+            f"{group.world} process(es), gradient_accumulation_steps = {accumulation}, trusted = {trusted}: batches "
+            "that are sampled for amplification are drawn by one process, one a step, and seen by the ledger"
+        )
+
+
+def foreign_parameters(module: nn.Module, optimizer: Any) -> None:
+    known = set(module.parameters())
+    for p in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+        if p not in known:
+            raise ValueError("Module parameters are different than optimizer Parameters")
+
+
+def other_batches(mechanism: Mechanism, loader: Any) -> None:
+    drawn = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    # PRIVACY: a promise that rests on how batches come about holds for no other batches.   [G9]
+    if mechanism.sampler == "hash-slots" and isinstance(drawn, FixedOrder):
+        raise ValueError(
+            "the mechanism is for slots by a hash of the record, and here batches come in a fixed order. Use a batch "
+            'sampler of yours that assigns them, or calibrate for sampler="fixed-order"'
+        )
+
+
+def what_opacus_gets_wrong(module: nn.Module, mode: str) -> None:
+    trained = [m for m in module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+    if mode in ("hooks", "ghost", "ghost_fsdp") and any(isinstance(m, nn.EmbeddingBag) for m in trained):
+        # PRIVACY: its rule forgets an index that comes twice in a bag, and so most of a gradient's norm.   [G16]
+        raise ValueError(
+            "nn.EmbeddingBag: gradients of its examples come out wrong where an index comes twice. Use nn.Embedding "
+            "and sum, or freeze it"
+        )
+    if mode in ("ghost", "ghost_fsdp"):
+        for p in chain.from_iterable(m.parameters(recurse=False) for m in trained):
+            low_precision(p.dtype)
+
+
+def low_precision(dtype: torch.dtype) -> None:
+    """Of gradients in ghost clipping."""
+    # PRIVACY: there norms come out too small, and the sum of all examples is rounded before it is one.   [G16]
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"ghost clipping in {dtype}: norms and sums would be rounded to it, so that an example could count for "
+            'more than the clip norm. Use float32 parameters without autocast, or grad_sample_mode="hooks"'
+        )
+
+
+def warn_of_large(delta: float | None, loader: Any) -> None:
+    dataset: Any = getattr(loader, "dataset", None)
+    if delta is not None and hasattr(dataset, "__len__") and delta * len(dataset) >= 1:
+        warnings.warn(
+            f"target_delta = {delta:g} with {len(dataset):,} records: whoever publishes one of them whole keeps this "
+            "promise. Take a δ far below one over their number",
+            stacklevel=3,
+        )
