@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,12 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 def instance(name: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{name} = {value!r} must be a {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def name_or_path(name: str, value: Any) -> str | os.PathLike[str]:
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} = {value!r} must be a name or a path, not {type(value).__name__}")
     return value
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from antiphase import _checks as check
 from antiphase.data.dataset import Dataset, Progress, Split, divided
 from antiphase.data.images import from_folder
 from antiphase.data.obtain import obtain
@@ -49,8 +50,7 @@ def load(
     are finite float32, images of known data sets in [0, 1]; targets are int64 from 0 on. Anything else is a `DataError`
     with the reason and the remedy.
     """
-    if not isinstance(source, (str, os.PathLike)):
-        raise TypeError(f"data = {source!r} must be a name or a path, not {type(source).__name__}")
+    source = check.name_or_path("data", source)
     if source in CATALOGUE:
         known = CATALOGUE[str(source)]
         train, test = known.read(obtain(known, None if folder is None else Path(folder), progress))

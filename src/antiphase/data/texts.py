@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from antiphase import _checks as check
 from antiphase.data.dataset import Progress, split_of
 from antiphase.data.obtain import obtain
 from antiphase.data.own import MOST_PACKED, SLACK
@@ -46,8 +47,7 @@ def load_texts(
     ``split``: then a hash of the user decides, 80 : 10 : 10. The file may be packed by gzip. Raises `DataError` with
     the line and the reason for everything else.
     """
-    if not isinstance(source, str | os.PathLike):
-        raise TypeError(f"data = {source!r} must be a name or a path, not {type(source).__name__}")
+    source = check.name_or_path("data", source)
     if source == SHAKESPEARE.name:
         contents = obtain(SHAKESPEARE, None if folder is None else Path(folder), progress)
         return parsed(SHAKESPEARE.name, contents[FILE])
