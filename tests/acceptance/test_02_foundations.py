@@ -151,7 +151,7 @@ def test_square_root_toeplitz(shown):
     assert worst(pairs) <= ACCURACY
 
 
-@pytest.mark.parametrize(("steps", "epochs"), [(512, 16), (1024, 1)])
+@pytest.mark.parametrize(("steps", "epochs"), [(512, 16), pytest.param(1024, 1, marks=pytest.mark.long)])
 def test_dense_designs_in_a_minute(shown, steps, epochs):
     began = time.perf_counter()
     participation = ap.epochs(epochs, every=steps // epochs)

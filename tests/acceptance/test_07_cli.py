@@ -12,6 +12,7 @@ from tests.cli.conftest import plain, process, run  # noqa: F401
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long  # tests/cli/test_help.py runs each of them in make test
 def test_every_help_has_an_example_that_runs(run, shown):  # noqa: F811
     ended = {name: run(*cli.example(run(name, "--help").out)) for name in cli.COMMANDS if name != "demo"}
     good = [name for name, done in ended.items() if done.code == 0 and done.out]

@@ -1,9 +1,9 @@
 """Run a test on a copy of the package with one place changed, in a process that knows no other copy.
 
-    python -m tests.planted.plant FOLDER
+    python -m tests.planted.plant FOLDER bugs|lines
 
-prints one line of JSON for each bug of `bugs`, as it is done. Processes are forked from one that has imported what
-takes long (torch, Numba) and nothing of antiphase's.
+prints one line of JSON for each change of `bugs` or of `lines`, as it is done. Processes are forked from one that has
+imported what takes long (torch, Numba) and nothing of antiphase's.
 """
 
 import gc
@@ -17,10 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.planted.bugs import BUGS
+from tests.planted.lines import LINES
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 600  # nothing takes longer, however broken the package is and however busy the machine
 TOGETHER = 2  # processes at a time
+CHANGES = {"bugs": BUGS, "lines": LINES}
 GREEN, RED = 0, 1  # pytest's exit codes; all others mean that no test was run
 
 
@@ -44,12 +46,12 @@ def copy_of(package, folder):
     return Path(shutil.copytree(package, folder / "antiphase", copy_function=shutil.copy2))
 
 
-def put_in(bug, package):
-    path = package / bug.file
+def put_in(change, package):
+    path = package / change.file
     text = path.read_text()
-    if text.count(bug.old) != 1:
-        raise ValueError(f"{bug.name}: {bug.file} has {text.count(bug.old)} places like {bug.old!r}, not one")
-    text = text.replace(bug.old, bug.new)
+    if text.count(change.old) != 1:
+        raise ValueError(f"{change.name}: {change.file} has {text.count(change.old)} places like {change.old!r}")
+    text = text.replace(change.old, change.new)
     compile(text, str(path), "exec")  # a test that goes red for want of a bracket proves nothing
     path.write_text(text)
 
@@ -84,21 +86,21 @@ def _child(folder, tests, name):
 
 
 def main():
-    folder = Path(sys.argv[1]).resolve()
+    folder, changes = Path(sys.argv[1]).resolve(), CHANGES[sys.argv[2]]
     warm_up()
     whole = copy_of(ROOT / "src" / "antiphase", folder / "whole")
-    tests = list(dict.fromkeys(bug.test for bug in BUGS))
+    tests = list(dict.fromkeys(change.test for change in changes))
 
     def unbroken(part):
-        """One test in `TOGETHER`, without a bug."""
+        """One test in `TOGETHER`, without a change."""
         code, log = run(whole.parent, tests[part::TOGETHER], f"part{part}")
         return "" if code == GREEN else log[-5000:] or "no log"
 
     def planted(number):
         began, place = time.perf_counter(), folder / str(number)
         package = copy_of(whole, place)
-        put_in(BUGS[number], package)
-        code, log = run(place, [BUGS[number].test])
+        put_in(changes[number], package)
+        code, log = run(place, [changes[number].test])
         shutil.rmtree(place)
         return {
             "number": number, "red": code == RED, "code": code, "seconds": time.perf_counter() - began,
@@ -108,7 +110,7 @@ def main():
     with ThreadPoolExecutor(TOGETHER) as pool:
         log = "".join(pool.map(unbroken, range(TOGETHER)))
         print(json.dumps({"green": not log, "log": log}), flush=True)
-        for done in pool.map(planted, range(len(BUGS))):
+        for done in pool.map(planted, range(len(changes))):
             print(json.dumps(done), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Tests of the tests: every bug of `bugs`, put in alone, is noticed by the test that is named for it.
+"""Tests of the tests: every change of `bugs` and `lines`, made alone, is noticed by the test that is named for it.
 
 That takes minutes, and is in tests/acceptance/test_11_promises.py.
 """
@@ -10,15 +10,19 @@ import subprocess
 import sys
 import time
 
+from tests.mutants.__main__ import TESTS as MUTATED
 from tests.planted.bugs import BUGS
+from tests.planted.lines import LINES
 from tests.planted.plant import ROOT, put_in
 
+PACKAGE = ROOT / "src" / "antiphase"
 
-def put_in_all(folder):
-    """Each bug alone: pytest's verdicts on the whole package and on each broken one; the time it took, and the time
+
+def put_in_all(folder, which):
+    """Each change alone: pytest's verdicts on the whole package and on each broken one; the time it took, and the time
     of processors."""
     began, before = time.perf_counter(), os.times()
-    command = [sys.executable, "-m", "tests.planted.plant", str(folder)]
+    command = [sys.executable, "-m", "tests.planted.plant", str(folder), which]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     whole, *rest = map(json.loads, done.stdout.splitlines())
@@ -28,24 +32,55 @@ def put_in_all(folder):
 
 
 def table(found):
-    lines = [f"  {'row':>3}  {'planted bug':52}  {'noticed by':98}  {'':6}"]
+    rows = [f"  {'row':>3}  {'planted bug':52}  {'noticed by':98}  {'':6}"]
     for bug, one in zip(BUGS, found, strict=True):
-        verdict = "red" if one["red"] else "MISSED"
-        lines.append(
-            f"  {bug.row:>3}  {bug.name:52}  {bug.test.removeprefix('tests/'):98}  {verdict} {one['seconds']:.1f} s"
-        )
-    return "\n".join(lines)
+        rows.append(f"  {bug.row:>3}  {bug.name:52}  {bug.test.removeprefix('tests/'):98}  {verdict(one)}")
+    return "\n".join(rows)
+
+
+def table_of_lines(found):
+    rows = [f"  {'line that was undone':118}  {'noticed by':98}"]
+    for line, one in zip(LINES, found, strict=True):
+        mark = f"{line.file}: {marks(line.file)[nearest(line)]}"
+        rows.append(f"  {mark:118}  {line.test.removeprefix('tests/'):98}  {verdict(one)}")
+    return "\n".join(rows)
+
+
+def verdict(one):
+    return f"{'red' if one['red'] else 'MISSED'} {one['seconds']:.1f} s"
+
+
+def marks(file):
+    """{line: what is promised there} of a file of the package."""
+    lines = enumerate((PACKAGE / file).read_text().splitlines(), 1)
+    return {k: text.split("# PRIVACY: ")[1].split("   [")[0] for k, text in lines if "# PRIVACY: " in text}
+
+
+def nearest(change):
+    """The mark that a change is beside: in the eight lines before it, or, of a condition, in the six after it."""
+    before, _, _ = (PACKAGE / change.file).read_text().partition(change.old)
+    first = before.count("\n") + 1
+    last = first + change.old.count("\n")
+    near = [k for k in marks(change.file) if k - 6 <= last and first <= k + 8]
+    return min(near, key=lambda k: (max(first - k, k - last, 0), k), default=None)
 
 
 def test_every_bug_has_one_place_and_its_test_is_there(tmp_path):
     """So that a change of the code does not leave bugs behind that can no longer be put in."""
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 25
     assert sum(bool(bug.seen) for bug in BUGS) >= 25
-    for bug in BUGS:
-        package = tmp_path / str(BUGS.index(bug))
-        (package / bug.file).parent.mkdir(parents=True)
-        (package / bug.file).write_text((ROOT / "src" / "antiphase" / bug.file).read_text())
-        put_in(bug, package)
-        file, function = bug.test.split("[")[0].split("::")
+    for number, change in enumerate([*BUGS, *LINES]):
+        package = tmp_path / str(number)
+        (package / change.file).parent.mkdir(parents=True)
+        (package / change.file).write_text((PACKAGE / change.file).read_text())
+        put_in(change, package)
+        file, function = change.test.split("[")[0].split("::")
         tree = ast.parse((ROOT / file).read_text())
-        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, bug.test
+        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, change.test
+
+
+def test_every_line_that_privacy_rests_on_is_undone_somewhere():
+    """By a mutant, a planted bug or a change of `lines`: so that for each there is a test that was seen to go red."""
+    undone = {(change.file, nearest(change)) for change in [*BUGS, *LINES]}
+    files = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")} - set(MUTATED)
+    assert [(file, mark) for file in sorted(files) for mark in marks(file) if (file, mark) not in undone] == []
