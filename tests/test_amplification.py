@@ -43,6 +43,29 @@ def test_cyclic_poisson_is_dp_sgd_of_fewer_rounds():
     assert m.mu() is None
 
 
+def of_bands(name, apart=TAU):
+    f = ap.design(name, steps=STEPS, bands=TAU, participation=ap.min_separation(STEPS // apart, apart=apart))
+    return ap.calibrate(f, noise_multiplier=1.0, delta=DELTA, sampler="cyclic-poisson", sampling_rate=RATE)
+
+
+def test_the_noise_is_for_the_largest_column():
+    m = of_bands("toeplitz")
+    norms = np.linalg.norm(m.factorization.encoder(), axis=0)
+    assert norms.min() < 0.9 * norms.max()
+    assert m.noise_scale >= norms.max() * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("apart", [TAU, TAU // 2])
+def test_there_are_as_many_groups_as_bands_however_often_a_record_may_come(monkeypatch, apart):
+    """What the accountant is asked; a group that comes once more than others counts."""
+    monkeypatch.setattr(accounting, "poisson_epsilon", lambda s, delta, *, sampling_rate, steps: (sampling_rate, steps))
+    m = of_bands("banded", apart)
+    assert np.diagonal(m.factorization.encoder(), 1 - TAU).any()
+    assert [m.epsilon(rows=rows) for rows in (1, TAU, TAU + 1, STEPS - 1, STEPS)] == [
+        (TAU * RATE, rounds) for rounds in (1, 1, 2, STEPS // TAU, STEPS // TAU)
+    ]
+
+
 def test_calibration_is_safe():
     m = amplified(noise_multiplier=None, epsilon=2.0)
     assert 1.9 < m.epsilon() <= 2.0
@@ -88,12 +111,22 @@ def test_files_keep_the_sampler(tmp_path):
     ("factorization", "promise", "said"),
     [
         (lambda: banded(ap.once()), {"sampler": "cyclic-poisson", "sampling_rate": RATE}, "design for participation"),
+        (
+            lambda: banded(ap.min_separation(STEPS // TAU - 1, apart=TAU)),
+            {"sampler": "cyclic-poisson", "sampling_rate": RATE},
+            "design for participation",
+        ),
         (banded, {"sampler": "cyclic-poisson"}, "sampling_rate = None"),
         (banded, {"sampler": "cyclic-poisson", "sampling_rate": 0.3}, "use fewer bands"),
         (banded, {"sampler": "cyclic-poisson", "sampling_rate": RATE, "adjacency": "replace-one"}, "replace-one"),
         (banded, {"sampler": "poisson", "sampling_rate": RATE}, "independent noise"),
         (banded, {"sampler": "fixed-order", "sampling_rate": RATE}, "sampling_rate"),
         (banded, {"sampler": "balls-in-bins"}, "one slot in every epoch"),
+        (
+            lambda: ap.design("sqrt-toeplitz", steps=8),
+            {"sampler": "balls-in-bins", "adjacency": "replace-one"},
+            "replace-one",
+        ),
         (lambda: ap.design("fourier", steps=8, epochs=2), {"sampler": "balls-in-bins"}, "negative"),
         (lambda: ap.design("sqrt-toeplitz", steps=8), {"sampler": "balls-in-bins", "sampling_rate": 0.1}, "has none"),
     ],

@@ -101,12 +101,40 @@ def test_an_estimate_that_is_too_small_is_not_believed(monkeypatch):
     assert exact_delta(gram, 1.0, balls.epsilon_bound(gram, 1.0, 1e-2).value) <= 1e-2
 
 
+def test_what_is_returned_was_settled_before_it_was_certified(monkeypatch):
+    """And the chances to fail of all attempts add up."""
+    asked = []
+
+    def third_time(gram, s, epsilon, *, failure, samples):
+        asked.append((epsilon, failure))
+        return balls.Bound(0.5e-2 if len(asked) == 3 else 1.0, samples, failure)
+
+    monkeypatch.setattr(balls, "delta_bound", third_time)
+    found = balls.epsilon_bound(np.eye(2), 1.0, 1e-2, failure=1e-3)
+    assert len(asked) == 3
+    candidates, failures = zip(*asked, strict=True)
+    assert found.value == candidates[2] > candidates[1] > candidates[0]
+    assert sum(failures) <= found.failure == 1e-3
+
+
+def test_the_first_rows_are_paid_for():
+    """By what they are: the leading block of the encoder, in two bins."""
+    f = ap.design("dp-sgd", steps=4, epochs=2)
+    m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampler="balls-in-bins")
+    for rows in (2, 3, 4):
+        means = np.array([f.encoder()[:rows, p].sum(axis=1) for p in f.participation.classes(4)])
+        gram = means @ means.T
+        s = m.noise_scale / math.sqrt(gram.diagonal().max())
+        assert exact_delta(gram, s, m.epsilon(rows=rows)) <= 1e-2
+
+
 @pytest.mark.parametrize("worse", [False, True])
 def test_the_worse_direction_counts(monkeypatch, worse):
     """One of them is the worse wherever we looked; nothing rests on that."""
     monkeypatch.setattr(balls._Mixture, "excess", lambda self, epsilon, samples, rng, added: np.array(
         [0.25 * samples if added == worse else 0.0]))  # fmt: skip
-    assert 0.25 <= balls.delta_bound(np.eye(2), 1.0, 1.0, samples=1 << 16).value <= 0.27
+    found = balls.delta_bound(np.eye(2), 1.0, 1.0, samples=1 << 16).value
+    assert balls.above(0.25, 1 << 16, balls.FAILURE / 2) <= found <= 0.27, "each may fail half as often as both"
 
 
 def test_more_bins_hide_better():
@@ -122,6 +150,11 @@ def test_above_is_above():
         assert misses <= 0.05 * 2000 + 4 * math.sqrt(2000 * 0.05)
     assert balls.above(0.0, 100, 0.01) == pytest.approx(1 - 0.01 ** (1 / 100), rel=1e-6)
     assert balls.above(1.0, 100, 0.01) == 1.0
+
+
+def test_above_is_on_the_safe_side_to_the_last_digit():
+    for mean in (0.0, 1e-5, 0.1, 0.7):
+        assert balls._entropy(mean, balls.above(mean, 1000, 0.01)) > math.log(1 / 0.01) / 1000
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,13 @@ def test_cyclic_poisson_is_judged_by_the_groups_that_the_bands_need():
     assert [(c.found, c.holds) for c in found] == [(c.found, True) for c in asked]
 
 
+def test_groups_are_counted_by_the_encoder_and_not_by_the_account():
+    f = ap.design("banded", steps=8, bands=4, participation=ap.min_separation(2, 4))
+    m = ap.calibrate(f, noise_multiplier=4.0, sampler="cyclic-poisson", sampling_rate=0.2)
+    m.account.__dict__["groups"] = 2  # cached there
+    assert failing(verify(m, delta=1e-2)) == ["ε, by another accountant"]
+
+
 def test_a_bound_above_the_error(mechanism):
     f = ap.design("dp-mf", steps=16, epochs=2)
     assert failing(verify(dataclasses.replace(f, bound=1.01 * f.error))) == ["error is not below the bound"]
@@ -111,6 +118,7 @@ def test_a_bound_above_the_error(mechanism):
     ("name", "wrong", "noticed"),
     [
         ("sensitivity", 0.9, "sensitivity of the encoder"),
+        ("sensitivity", 1 - 1e-7, "sensitivity of the encoder"),
         ("error", 0.9, "error"),
     ],
 )

@@ -5,12 +5,14 @@ import io
 import json
 import re
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
 import antiphase as ap
 from antiphase import accounting
-from antiphase.cli import console
+from antiphase.cli import console, training
+from antiphase.statement import rounded_up
 from tests.cli.conftest import process
 
 
@@ -57,6 +59,18 @@ def test_training_that_diverges_is_json_too(run):
     found = strict(run(*words, "--json").out)
     assert found["trials"][0]["finite"] is False
     assert "(diverged)" in run(*words).out
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "how"),
+    [("dp-mf", {}), ("dp-sgd", {"sampler": "poisson", "sampling_rate": 0.1})],
+    ids=["dp-mf", "dp-sgd"],
+)
+def test_all_trials_together_cost_more_than_one(mechanism, how):
+    m = ap.calibrate(ap.design(mechanism, steps=8), noise_multiplier=4.0, delta=1e-2, **how)
+    together = training._together([SimpleNamespace(statement=m.statement())] * 3)
+    assert together == rounded_up(m.epsilon_of_runs([8, 8, 8]))
+    assert float(together) > m.epsilon()
 
 
 def test_numbers_that_json_does_not_have_are_null(capsys):
