@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
-from antiphase import Workload, epochs, once
+from antiphase import Workload, epochs, min_separation, once
 from antiphase.factorization import dual
-from antiphase.factorization.dense import optimal_encoder, reversed_cholesky
+from antiphase.factorization.dense import Dense, dense_optimum, optimal_encoder, reversed_cholesky
+from antiphase.factorization.separated import separated
 from antiphase.objective import Average, Damped, Restarts
 from antiphase.sensitivity import sensitivity
 
@@ -45,6 +46,28 @@ def test_a_search_cut_short_still_certifies():
         assert early.lower_bound <= best * (1 + 1e-9)
         assert early.gap > 1e-9
         assert early.iterations == iterations
+
+
+def test_whatever_the_search_believes_an_optimum_has_sensitivity_1(monkeypatch):
+    monkeypatch.setattr("antiphase.factorization.dense.optimal_encoder", lambda *_, **__: (3 * np.tri(8), 1.0))
+    f = dense_optimum("x", Workload.sgd(8), Average(), epochs(2, 4), options={}, tolerance=1e-9)
+    assert sensitivity(f.encoder(), epochs(2, 4)) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_whatever_it_is_made_from_the_best_for_a_separation_has_sensitivity_1():
+    participation = min_separation(2, 3)
+    f = separated(participation, 8, lambda who: Dense("x", Workload.sgd(8), Average(), who, 3 * np.tri(8), bound=1.0))
+    assert sensitivity(f.encoder(), participation) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_cross_terms_left_over_are_counted():
+    """At the start of a search they are large, and of both signs: in each class the |entries| of X sum up to 1."""
+    classes = epochs(4, 6).classes(24)
+    Y = dual.solve(Average().root(Workload.sgd(24, momentum=0.9)), classes, iterations=0).factor
+    blocks = [Y[:, c].T @ Y[:, c] for c in classes]
+    assert min(b.min() for b in blocks) < -0.001
+    assert min(np.trace(b) for b in blocks) < 0.9
+    np.testing.assert_allclose([np.abs(b).sum() for b in blocks], 1, atol=1e-12)
 
 
 def test_acceleration_pays():

@@ -8,7 +8,7 @@ import antiphase as ap
 from antiphase.factorization import dual
 from antiphase.factorization.blocks import Blocks
 from antiphase.factorization.dense import dense_optimum
-from antiphase.factorization.epochs import Search, _encoder, bound_only, can_be_ringed, epoch_optimum
+from antiphase.factorization.epochs import Search, _encoder, _judged, bound_only, can_be_ringed, epoch_optimum
 from antiphase.factorization.recurrent import problem_of
 from antiphase.factorization.streamed import Streamed
 from antiphase.objective import Average, Curvature, Damped, Restarts
@@ -94,6 +94,13 @@ def test_classes_are_scaled_by_all_that_one_record_can_do(name, objective):
     blocks = [X[np.ix_(c, c)] for c in participation.classes(workload.steps)]
     assert min(np.trace(b) for b in blocks) < 0.9
     np.testing.assert_allclose([np.abs(b).sum() for b in blocks], 1, atol=1e-8)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_whatever_the_search_believes_an_optimum_has_sensitivity_1(count):
+    blocks, participation = [3 * np.tri(8 // count)] * count, ap.epochs(2, 4)
+    f = _judged(blocks, participation, name="x", workload=ap.Workload.sgd(8), objective=Average())
+    assert ap.sensitivity(f.encoder(), participation) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_what_no_ring_fits_is_left_to_the_dense_path():

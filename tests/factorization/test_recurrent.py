@@ -183,3 +183,11 @@ def test_a_forged_stream_cannot_hide_its_sensitivity():
         forged(**cancelling, move=np.ones((4, 2, 1))).squared_norms()
     with pytest.raises(ValueError, match="read-only"):
         forged().delta[0] = 100.0
+
+
+def test_a_stream_is_not_changed_from_outside():
+    fields = {"delta": np.ones(4)} | {name: np.ones((4, 1, 1)) for name in ("r", "g", "move")}
+    stretch = forged(**fields)
+    for name, given in fields.items():
+        given[0] = 100.0
+        assert (getattr(stretch, name) == 1).all()

@@ -21,6 +21,14 @@ def test_columns_by_formula_are_those_of_the_matrix(normalized, bands, rows):
     np.testing.assert_allclose(f.band_rows(3, 9), Toeplitz.__mro__[1].band_rows(f, 3, 9), atol=1e-15)
 
 
+def test_fourier_has_its_gram_matrix_on_its_columns():
+    """Toeplitz, with 1 on the diagonal; the plain Cholesky factor has CCᵀ = X, and a sensitivity above 1."""
+    C = ap.design("fourier", steps=20).encoder()
+    X = C.T @ C
+    np.testing.assert_allclose(np.diagonal(X), 1, atol=1e-12)
+    np.testing.assert_allclose(X[1:, 1:], X[:-1, :-1], atol=1e-12)
+
+
 def test_a_million_steps_need_no_matrix():
     assert ap.design("chess", steps=20_000, epochs=2).sensitivity == pytest.approx(2**0.5)
     f = ap.design("chess", steps=1_000_000)

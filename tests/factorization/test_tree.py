@@ -30,3 +30,13 @@ def test_the_square_form_has_the_same_noise_and_costs_no_more(estimator, steps):
     if estimator != "full":
         B = _estimator(tree_nodes(steps), steps, honaker=estimator == "online")
         np.testing.assert_allclose(f.decoder() @ f.decoder().T, B @ B.T, atol=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["full", "online", "plain"])
+@pytest.mark.parametrize("steps", [8, 11, 13])
+def test_nodes_never_cost_less_than_the_encoder(estimator, steps):
+    """Past the largest power of two as well, which the worst single step does not tell."""
+    for every in (3, 5):
+        participation = ap.epochs(-(-steps // every), every)
+        f = ap.design("tree", steps=steps, estimator=estimator, sensitivity="nodes", participation=participation)
+        assert f.sensitivity >= ap.sensitivity(f.encoder(), participation) * (1 - 1e-12)
