@@ -146,12 +146,16 @@ def test_an_engine_that_has_released_does_not_forget_it(key, tmp_path):
     first, other = training(key), training(key)
     first.run(3)
     save(first, tmp_path / "first")
+    save(other, tmp_path / "begin")
     other.run(5)
     save(other, tmp_path / "other")
     for options in ({}, {"fresh_noise": True}):
         with pytest.raises(StateError, match="has released 5 steps of another run"):
             load(other, tmp_path / "first", **options)
         assert other.release.position == 5
+    load(other, tmp_path / "begin")
+    with pytest.raises(StateError, match="has released 5 steps of another run"):
+        load(other, tmp_path / "first")
     load(other, tmp_path / "other")
     load(other, tmp_path / "other", fresh_noise=True)
     load(other, tmp_path / "other", fresh_noise=True)

@@ -13,11 +13,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from opacus.grad_sample import GradSampleModule
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
 
 import antiphase as ap
+from antiphase.errors import StateError
 from antiphase.noise.stream import NoiseStream
 from antiphase.torch.distributed import Group, ShardedNoise, rows_of
+from antiphase.torch.sampling import FixedOrder, fixed_order_loader
+from tests.torch.setting import Training, data
 from tests.warm import Script
 
 ROOT = Path(__file__).parents[2]
@@ -358,6 +368,70 @@ def test_modes_and_models_that_do_not_belong_together_are_refused(monkeypatch):
     monkeypatch.setattr(Group, "current", classmethod(lambda cls: cls(1, 2)))
     with pytest.warns(UserWarning, match="this one trains alone"):
         assert Group.of(nn.Linear(2, 2), "hooks") == Group()
+
+
+@pytest.fixture
+def pretended():
+    """Torch takes this process for the first of two; nothing comes from the other."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrap", [DDP, lambda module: GradSampleModule(DDP(module))], ids=["bare", "inside"])
+def test_gradients_that_meet_in_the_backward_pass_are_refused(pretended, wrap):
+    with pytest.raises(ValueError, match="before they are clipped"):
+        Group.of(wrap(nn.Linear(2, 2)), "hooks")
+
+
+@pytest.mark.parametrize("how", ["by columns", "replicas", "each for itself"])
+def test_one_row_that_both_processes_have_is_refused(pretended, how):
+    """Of one row the first process has as many rows as it should, whichever way it is divided."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    ways = {"by columns": {"shard_placement_fn": lambda _: Shard(1)}, "replicas": {"mesh": mesh}}
+    net = fully_shard(nn.Linear(4, 1, bias=False), **ways.get(how, {"mesh": mesh["shard"]}))
+    with pytest.raises(ValueError, match="must be divided along its first dimension among all processes"):
+        Group.of(net, "ghost_fsdp")
+
+
+def test_one_process_of_three_that_disagrees_is_enough(monkeypatch):
+    def gathered(values, value):
+        values[:] = [value, "another", value]
+
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    with pytest.raises(StateError, match="the processes disagree on the key"):
+        Group(0, 3).require_same("key", "mine")
+
+
+def test_parts_of_a_batch_are_those_of_rank_0s_order(monkeypatch):
+    first = FixedOrder(60, 12, world=2)
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda box, src: box.__setitem__(0, first.order))
+    monkeypatch.setattr(Group, "require_same", lambda *_: None)
+    loader = fixed_order_loader(DataLoader(data(), batch_size=12, shuffle=True))
+    Group(1, 2).share(loader)
+    for i, parts in enumerate(zip(first, loader.batch_sampler.sampler, strict=True)):
+        assert sorted(index for part in parts for index in part) == sorted(first.order[12 * i : 12 * i + 12])
+
+
+def test_every_process_must_go_on_at_the_same_step_of_the_same_run_with_its_own_checkpoint(monkeypatch):
+    said = []
+
+    def gathered(values, value):
+        said.append(value)
+        values[:] = [said[0], value]
+
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    monkeypatch.setattr(Group, "largest", lambda _, value: value)
+    trainings = [Training(), Training()]
+    state = trainings[0].release.state() | {"world": 2}
+    for rank, training in enumerate(trainings):
+        training.release.group = Group(rank, 2)
+        training.release.restore(state | {"rank": rank})
+    for other in ({"run": "cd" * 16}, {"position": 1}, {"rank": 0}):
+        with pytest.raises(StateError, match="the processes disagree on the checkpoint"):
+            trainings[1].release.restore(state | {"rank": 1} | other)
 
 
 @pytest.mark.slow

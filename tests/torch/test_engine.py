@@ -100,6 +100,13 @@ def test_past_the_plan_nothing_moves():
     assert torch.equal(before, training.weights())
 
 
+def test_past_the_plan_nothing_is_written_down_where_no_ledger_counts():
+    trusted = Training(epochs=1, participation="trusted").run()
+    with pytest.raises(HorizonError):
+        trusted.step(next(iter(trusted.loader)))
+    assert trusted.release.drawn == 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
@@ -460,6 +467,13 @@ def test_gradients_of_unknown_examples_are_refused_unless_the_user_vouches():
     assert "on the user's word" not in str(training.engine.statement()).replace("\n", " ")
 
 
+def test_an_example_that_nobody_drew_is_refused_beside_those_drawn():
+    training = Training()
+    with pytest.raises(ParticipationError, match="13 gradients of examples that are not known"):
+        training.step([torch.cat([part, part[:1]]) for part in next(iter(training.loader))])
+    assert training.release.drawn == 0
+
+
 def with_replacement():
     """60 draws of 60 examples: with this seed the first batch of 12 has an example twice."""
     sampler = RandomSampler(data(), replacement=True, generator=torch.Generator().manual_seed(1))
@@ -563,7 +577,7 @@ def test_opacus_own_engine_remains():
         assert engine.get_epsilon(1e-5) > 0
         assert engine.mechanism is None
         unsampled = PrivacyEngine(mechanism="dp-sgd")
-        make_private(unsampled, None, poisson_sampling=False)
+        epoch(*make_private(unsampled, None, poisson_sampling=False))
         with pytest.raises(ValueError, match="these batches are none"):
             unsampled.get_epsilon(1e-5)
     fixed = Training("dp-sgd", poisson_sampling=False)
@@ -625,10 +639,22 @@ def test_no_example_is_longer_than_the_clip_norm_however_many_coordinates(kind):
     assert length <= 0.7 * (1 + 1e-6)
 
 
+def test_clipped_examples_are_shorter_than_the_clip_norm_however_they_are_rounded():
+    g = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0))
+    norms, _ = example_norms([g])
+    lengths = torch.linalg.vector_norm((clip_factors(norms, 0.7)[:, None] * g).double(), dim=1)
+    assert 0.7 * (1 - 2e-5) < float(lengths.max()) <= 0.7
+
+
 def test_a_second_plan_needs_a_second_engine():
     training = Training()
+    begin = training.engine.state_dict()
     training.run(1)
     with pytest.raises(ValueError, match="second release"):
+        make_private(training.engine, None, epochs=1)
+    training.engine.load_state_dict(begin)
+    assert training.release.position == 0
+    with pytest.raises(ValueError, match="has released 1 steps"):
         make_private(training.engine, None, epochs=1)
 
 

@@ -1,5 +1,6 @@
 """Batches that are sampled for amplification: drawn as analysed, recorded, restored, and refused where they are not."""
 
+import random
 from functools import lru_cache
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 import antiphase as ap
 from antiphase.errors import ParticipationError
 from antiphase.torch import PrivacyEngine, sampling
+from antiphase.torch.distributed import Group
 from antiphase.torch.sampling import BallsInBins, CyclicPoisson, FixedOrder, sampler_for
 
 pytestmark = pytest.mark.slow
@@ -79,6 +81,7 @@ def test_a_step_draws_from_its_group_alone_and_each_by_its_own_coin():
     counts = np.bincount(np.concatenate(drawn).astype(int), minlength=1000)  # of 100 coins with chance 0.2 each
     assert abs(counts.mean() - 20) < 5 * 4 / np.sqrt(1000)
     assert abs(counts.var() - 16) < 4
+    assert np.var([len(batch) for batch in drawn[::4]]) > 10  # about 40: how many are drawn is left to chance too
     assert sampler.drawn(7) == sampler.drawn(7) != sampler.drawn(11)
     assert CyclicPoisson(1000, 0.05, groups=4).drawn(7) != sampler.drawn(7)  # of another secret
 
@@ -86,10 +89,31 @@ def test_a_step_draws_from_its_group_alone_and_each_by_its_own_coin():
 def test_groups_are_drawn_where_no_step_draws():
     """Else the coins of that step would follow from who is in which group."""
     sampler = CyclicPoisson(1000, 0.05, groups=4, secret=7)
-    for step in range(8):
+    for step in (*range(8), *(1 << k for k in range(3, 63))):
         source = np.random.Generator(AESCounter(key=7, counter=step << 64))
         assert (source.integers(4, size=1000) != sampling._dealt(7, 4, 1000)).any()
     assert all((sampling._dealt(7, 4, 1000)[sampler.drawn(step)] == step % 4).all() for step in range(8))
+
+
+SAMPLES = {
+    "cyclic": lambda: CyclicPoisson(200, 0.05, groups=4).drawn(3),
+    "bins": lambda: list(BallsInBins(200, 9)),
+}
+
+
+@pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES)
+def test_who_is_drawn_follows_from_128_bits_of_the_systems_randomness_and_from_no_seed(make, monkeypatch):
+    def seeded():
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(0)
+        return make()
+
+    assert seeded() != seeded()
+    asked = []
+    monkeypatch.setattr(sampling.secrets, "randbits", lambda bits: asked.append(bits) or 5)
+    assert make() == make()
+    assert asked == [128, 128]
 
 
 def test_every_example_is_in_one_bin_always_the_same():
@@ -205,6 +229,13 @@ def test_what_a_mechanism_is_for_is_in_its_repr():
 def test_nobody_can_vouch_for_sampling(make):
     with pytest.raises(ValueError, match="seen by the ledger"):
         private(make(), participation="trusted")
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(Group, "of", classmethod(lambda cls, *_: cls(0, 2)))
+    monkeypatch.setattr(Group, "require_same", lambda *_: None)
+    with pytest.raises(ValueError, match=r"2 process\(es\).* drawn by one process"):
+        private(bins(), key=ap.Key.insecure(3))
 
 
 @pytest.mark.parametrize("make", [cyclic, bins])

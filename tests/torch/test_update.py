@@ -8,6 +8,7 @@ from opacus.layers import DPGRU, DPLSTM, DPRNN, DPMultiheadAttention, SequenceBi
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from antiphase.torch import refusals
 from antiphase.torch.release import row_of
 from tests.torch.setting import Training
 
@@ -209,6 +210,12 @@ def test_bags_of_embeddings_are_refused(mode):
         Training(model=bag, dataset=dataset, mode=mode, epochs=1, batch_size=6)
     frozen = nn.Sequential(bag.requires_grad_(False), nn.Linear(8, 2))
     Training(model=frozen, dataset=dataset, mode=mode, epochs=1, batch_size=6).run(1)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost", "ghost_fsdp"])
+def test_bags_of_embeddings_are_refused_however_gradients_are_made(mode):
+    with pytest.raises(ValueError, match=r"nn\.EmbeddingBag"):
+        refusals.what_opacus_gets_wrong(Bag(mode="sum"), mode)
 
 
 def model_copy(make, model):
