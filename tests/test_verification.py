@@ -9,7 +9,7 @@ import pytest
 import antiphase as ap
 from antiphase import verification
 from antiphase.errors import FileFormatError
-from antiphase.verification import read_statement, verify
+from antiphase.verification import _groups, read_statement, verify
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +99,14 @@ def test_groups_are_counted_by_the_encoder_and_not_by_the_account():
     m = ap.calibrate(f, noise_multiplier=4.0, sampler="cyclic-poisson", sampling_rate=0.2)
     m.account.__dict__["groups"] = 2  # cached there
     assert failing(verify(m, delta=1e-2)) == ["ε, by another accountant"]
+
+
+def test_groups_are_not_fewer_than_the_diagonals_of_the_matrix(monkeypatch):
+    f = ap.design("banded", steps=8, bands=4, participation=ap.min_separation(2, 4))
+    m = ap.calibrate(f, noise_multiplier=4.0, sampler="cyclic-poisson", sampling_rate=0.2)
+    assert failing(_groups(m, f.encoder())) == []
+    monkeypatch.setattr(type(f), "bands", 3)
+    assert failing(_groups(m, f.encoder())) == ["groups, at least as many as diagonals"]
 
 
 def test_a_bound_above_the_error(mechanism):

@@ -66,7 +66,7 @@ def verify(
         refuse_if_too_large(f.steps)
         C = np.array(f.encoder())
         checks += [_triangular(C), _sensitivity(f, C), _error(f, C)]
-        checks += [_noise(made, C)] if isinstance(made, Mechanism) else []
+        checks += [_noise(made, C), *_groups(made, C)] if isinstance(made, Mechanism) else []
     if f.bound is not None:
         checks.append(_bound(f, full))
     if isinstance(made, Mechanism):
@@ -138,6 +138,16 @@ def _noise(m: Mechanism, C: Array) -> Check:
     )
 
 
+def _groups(m: Mechanism, C: Array) -> list[Check]:
+    """Columns of one group of cyclic Poisson samples share no row."""
+    if m.sampler != "cyclic-poisson":
+        return []
+    groups, (rows, columns) = m.factorization.bands, np.nonzero(C)
+    # PRIVACY: by the matrix itself; steps of one group are ``groups`` apart.   [G9]
+    diagonals = int((rows - columns).max()) + 1
+    return [Check("groups, at least as many as diagonals", f"{groups}", f"{diagonals} diagonals", diagonals <= groups)]
+
+
 def _bound(f: Factorization, full: bool) -> Check:
     assert f.bound is not None
     if not full:
@@ -169,7 +179,7 @@ def _epsilon(m: Mechanism, delta: float | None) -> list[Check]:
     if m.sampling_rate is None:  # balls in bins: there is no other accountant, but a bound from above
         above = float(dp_accounting.get_epsilon_gaussian(m.noise_multiplier, delta))
         return [Check("ε, without amplification", words, f"ε ≤ {above:.8g}", claimed <= above * (1 + 1e-9))]
-    # PRIVACY: as many groups as the encoder has bands, by the matrix itself.   [G9]
+    # PRIVACY: as many groups as the sampler draws from, whatever the account says.   [G9]
     groups = m.factorization.bands if m.sampler == "cyclic-poisson" else 1
     rounds = -(-m.steps // groups)
     accountant = rdp.RdpAccountant()

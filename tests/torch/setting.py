@@ -54,6 +54,7 @@ class Training:
         optimizer=None,
         batch_size=12,
         shuffle=True,
+        workers=0,
         epochs=3,
         noise_multiplier=1.0,
         max_grad_norm=1.0,
@@ -72,7 +73,11 @@ class Training:
         if callable(self.scheduler):
             self.scheduler = options["scheduler"] = self.scheduler(self.inner)
         loader = DataLoader(
-            self.dataset, batch_size=batch_size, shuffle=shuffle, generator=torch.Generator().manual_seed(7)
+            self.dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            num_workers=workers,
+            generator=torch.Generator().manual_seed(7),
         )
         self.engine = PrivacyEngine(mechanism=mechanism, key=key or ap.Key.insecure(1), **(design or {}))
         self.criterion = criterion or nn.CrossEntropyLoss()

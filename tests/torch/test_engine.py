@@ -467,11 +467,34 @@ def test_gradients_of_unknown_examples_are_refused_unless_the_user_vouches():
     assert "on the user's word" not in str(training.engine.statement()).replace("\n", " ")
 
 
-def test_an_example_that_nobody_drew_is_refused_beside_those_drawn():
-    training = Training()
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_example_that_nobody_drew_is_refused_beside_those_drawn(workers):
+    """Also where workers have read the next batches already."""
+    training = Training(workers=workers)
     with pytest.raises(ParticipationError, match="13 gradients of examples that are not known"):
         training.step([torch.cat([part, part[:1]]) for part in next(iter(training.loader))])
     assert training.release.drawn == 0
+
+
+@pytest.mark.slow
+def test_a_batch_is_not_taken_twice_in_the_name_of_the_next():
+    training = Training(workers=2)
+    batch = next(iter(training.loader))
+    training.step(batch)
+    with pytest.raises(ParticipationError, match="12 gradients of examples that are not known"):
+        training.step(batch)
+    assert training.release.drawn == 1
+
+
+def test_behind_another_loader_a_step_has_whole_batches():
+    training = Training()
+    recorded = training.loader.batch_sampler
+    for count, known in ((12, 12), (24, 24), (11, 12), (13, None), (36, None)):  # of 60 examples, in order
+        pass_ = iter(recorded)
+        for _ in range(2):
+            next(pass_)
+        found = recorded.take(count)
+        assert (None if found is None else len(found)) == known, count
 
 
 def with_replacement():
@@ -580,6 +603,9 @@ def test_opacus_own_engine_remains():
         epoch(*make_private(unsampled, None, poisson_sampling=False))
         with pytest.raises(ValueError, match="these batches are none"):
             unsampled.get_epsilon(1e-5)
+        epoch(*make_private(unsampled, None, poisson_sampling=True))  # which does not undo those before
+        with pytest.raises(ValueError, match="these batches are none"):
+            unsampled.get_epsilon(1e-5)
     fixed = Training("dp-sgd", poisson_sampling=False)
     assert fixed.engine.mechanism.sensitivity == pytest.approx(np.sqrt(3))
 
@@ -644,6 +670,20 @@ def test_clipped_examples_are_shorter_than_the_clip_norm_however_they_are_rounde
     norms, _ = example_norms([g])
     lengths = torch.linalg.vector_norm((clip_factors(norms, 0.7)[:, None] * g).double(), dim=1)
     assert 0.7 * (1 - 2e-5) < float(lengths.max()) <= 0.7
+
+
+def test_what_opacus_releases_and_a_plan_are_not_for_one_engine():
+    """Each would report its own ε alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = PrivacyEngine(mechanism="dp-sgd")
+        epoch(*make_private(first, None))
+        with pytest.raises(ValueError, match="has released 5 steps"):
+            make_private(first, None, poisson_sampling=False, epochs=2)
+        second = PrivacyEngine(mechanism="dp-sgd")
+        make_private(second, None, poisson_sampling=False, epochs=2)
+        with pytest.raises(ValueError, match="this engine has a plan"):
+            make_private(second, None)
 
 
 def test_a_second_plan_needs_a_second_engine():

@@ -154,15 +154,20 @@ class PrivacyEngine(opacus.PrivacyEngine):
                     "a plan (epochs=…, poisson_sampling=False) it would come from the key",
                     stacklevel=2,
                 )
+            if self._mechanism is not None:
+                # PRIVACY: what Opacus releases is in its accountant alone, and the plan's ε would not count it.   [G15]
+                raise ValueError(
+                    "this engine has a plan. For Poisson samples of Opacus' own use an engine of their own"
+                )
             # PRIVACY: Opacus' ε is that of Poisson samples, and holds for no other batches; see get_epsilon.   [G9]
-            self._sampled = poisson_sampling is not False
+            self._sampled &= (poisson := poisson_sampling is not False)
             return super().make_private(
                 module=module,
                 optimizer=optimizer,
                 criterion=criterion,
                 data_loader=data_loader,
                 noise_multiplier=noise_multiplier,
-                poisson_sampling=self._sampled,
+                poisson_sampling=poisson,
                 clipping=clipping,
                 noise_generator=noise_generator,
                 rand_on_empty=rand_on_empty,
@@ -171,11 +176,11 @@ class PrivacyEngine(opacus.PrivacyEngine):
             )
         how = grad_sample_mode, clipping
         refusals.options(poisson_sampling, noise_generator, how, OPTIMIZERS, loss_reduction, kwargs)
-        if self._release is not None and self._release.drawn:
-            # PRIVACY: what the first plan released would be forgotten.   [G15]
+        if released := self._released():
+            # PRIVACY: what was released before, by a plan or by Opacus, would be forgotten.   [G15]
             raise ValueError(
-                f"this engine has released {self._release.drawn} steps of a plan. A second training on the same data "
-                "is a second release: use an engine of its own, and add the two up"
+                f"this engine has released {released} steps. A second training on the same data is a second release: "
+                "use an engine of its own, and add the two up"
             )
         refusals.warn_of_large(target_delta, data_loader)
         plan = self._planned(
@@ -436,6 +441,12 @@ class PrivacyEngine(opacus.PrivacyEngine):
         return calibrate(
             factorization, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, clip_norm=clip_norm
         )
+
+    def _released(self) -> int:
+        """Steps, by a plan or by Opacus."""
+        if self._release is not None:
+            return self._release.drawn
+        return sum(steps for _, _, steps in getattr(self.accountant, "history", ()))
 
     def _agreed_key(self, group: Group) -> Key:
         if self.key is None:

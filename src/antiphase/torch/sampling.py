@@ -201,8 +201,9 @@ class Recorded(BatchSampler):
     """A batch sampler that remembers what it drew, until the training step takes it.
 
     The sampler runs in the main process, also where workers load the data, so batches and workers are untouched.
-    `PrivateLoader` says which batches were handed over; behind any other loader (a BatchMemoryManager's) the batches
-    are taken in the order drawn. Batches that were drawn for one step go out in no other: see `take`.
+    `PrivateLoader` says which batches were handed over, and no others are taken; behind any other loader (a
+    BatchMemoryManager's) they are taken in the order drawn. Batches that were drawn for one step go out in no
+    other: see `take`.
     """
 
     position: Callable[[], int] | None = None  # of the release, which is given by whoever samples for amplification
@@ -213,12 +214,14 @@ class Recorded(BatchSampler):
         self.drop_last = bool(getattr(sampler, "drop_last", False))
         self._drawn: deque[tuple[int | None, list[int]]] = deque()  # each with its step, if it was drawn for one
         self._handed: list[tuple[int | None, list[int]]] = []
+        self._hands_over = False  # whether the loader of this pass does
 
     def __len__(self) -> int:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[list[int]]:
         self._drawn.clear()
+        self._hands_over = False
         self._handed.clear()  # batches of an earlier pass that no step used: an evaluation, or a loop that was left
         step = None if self.position is None else self.position()
         if step is not None:
@@ -229,6 +232,7 @@ class Recorded(BatchSampler):
             yield batch
 
     def hand_over(self) -> None:
+        self._hands_over = True
         if self._drawn:
             self._handed.append(self._drawn.popleft())
 
@@ -238,18 +242,19 @@ class Recorded(BatchSampler):
         ``count`` is how many gradients there are; if there are more than examples, some came from elsewhere.
         """
         taken, self._handed = self._handed, []
-        while self._drawn and sum(len(batch) for _, batch in taken) < count:
+        # PRIVACY: workers read ahead, and what they have read is in no step before it was handed over.   [G14]
+        while not self._hands_over and self._drawn and sum(len(batch) for _, batch in taken) < count:
             taken.append(self._drawn.popleft())
-        batches = [batch for _, batch in taken]
         if self.position is not None and any(batch and step != self.position() for step, batch in taken):
             # PRIVACY: what was analysed is that step t has a sample of its own; no ε is known for another one.   [G9]
             raise ParticipationError(
                 f"step {self.position()}: the batch was drawn for another step. Nothing was released. Take every batch "
                 "of the loader that make_private returned in one step, in the order that it gives them"
             )
-        found = np.array([index for batch in batches for index in batch], dtype=np.int64)
+        found = np.array([index for _, batch in taken for index in batch], dtype=np.int64)
         # PRIVACY: a gradient of an example that nobody drew is one that the ledger would not see.   [G14]
-        return found if len(found) >= count and (batches or not count) else None
+        several = len(taken) > 1 and not self._hands_over  # taken until there were enough: whole batches, or a mistake
+        return found if len(found) == count or (len(found) > count and not several) else None
 
 
 class PrivateLoader(DataLoader[Any]):
