@@ -33,7 +33,7 @@ test-studies: $(READY)  ## what takes longer: the paper's experiments, peers, Op
 
 test-integrations: $(READY)  ## Lightning, Hugging Face, Flower's simulation engine, which are extras: installs them first
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lightning,huggingface,simulation]'
-	$(BIN)/python -m pytest -q tests/torch/test_integrations.py tests/federated/test_simulation.py
+	$(BIN)/python -m pytest -q tests/torch/test_integrations.py tests/federated/test_simulation.py tests/planted
 
 coverage: $(READY)   ## which lines of the core the tests of `make test` execute; fails below 95 %
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not long" -n 2 --ignore=tests/acceptance --cov --cov-report=term

@@ -1,6 +1,6 @@
 """Run a test on a copy of the package with one place changed, in a process that knows no other copy.
 
-    python -m tests.planted.plant FOLDER bugs|lines
+    python -m tests.planted.plant FOLDER bugs|lines|extras
 
 prints one line of JSON for each change of `bugs` or of `lines`, as it is done. Processes are forked from one that has
 imported what takes long (torch, Numba) and nothing of antiphase's.
@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.planted.bugs import BUGS
-from tests.planted.lines import LINES
+from tests.planted.lines import EXTRAS, LINES
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 600  # nothing takes longer, however broken the package is and however busy the machine
 TOGETHER = 2  # processes at a time
-CHANGES = {"bugs": BUGS, "lines": LINES}
+CHANGES = {"bugs": BUGS, "lines": LINES, "extras": EXTRAS}
 GREEN, RED = 0, 1  # pytest's exit codes; all others mean that no test was run
 
 

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.mutants.__main__ import TESTS as MUTATED
 from tests.planted.bugs import BUGS
-from tests.planted.lines import LINES
+from tests.planted.lines import EXTRAS, LINES
 from tests.planted.plant import ROOT, put_in
 
 PACKAGE = ROOT / "src" / "antiphase"
@@ -57,30 +59,44 @@ def marks(file):
 
 
 def nearest(change):
-    """The mark that a change is beside: in the eight lines before it, or, of a condition, in the six after it."""
-    before, _, _ = (PACKAGE / change.file).read_text().partition(change.old)
-    first = before.count("\n") + 1
+    """The mark that a change is about: within it; first in the body of the condition it is in; above it, or below."""
+    source = (PACKAGE / change.file).read_text()
+    first = source[: source.index(change.old)].count("\n") + 1
     last = first + change.old.count("\n")
-    near = [k for k in marks(change.file) if k - 6 <= last and first <= k + 8]
-    return min(near, key=lambda k: (max(first - k, k - last, 0), k), default=None)
+    head = source.splitlines()[last - 1].endswith(":")
+    marked = marks(change.file)
+    within = [k for k in marked if first <= k <= last + head]
+    above, below = [k for k in marked if first - 8 <= k < first], [k for k in marked if last < k <= last + 6]
+    return next(iter([*within, *above[::-1], *below]), None)
 
 
 def test_every_bug_has_one_place_and_its_test_is_there(tmp_path):
     """So that a change of the code does not leave bugs behind that can no longer be put in."""
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 25
     assert sum(bool(bug.seen) for bug in BUGS) >= 25
-    for number, change in enumerate([*BUGS, *LINES]):
+    for number, change in enumerate([*BUGS, *LINES, *EXTRAS]):
         package = tmp_path / str(number)
         (package / change.file).parent.mkdir(parents=True)
         (package / change.file).write_text((PACKAGE / change.file).read_text())
         put_in(change, package)
-        file, function = change.test.split("[")[0].split("::")
+        file, *within, function = change.test.split("[")[0].split("::")
         tree = ast.parse((ROOT / file).read_text())
+        for name in within:
+            tree = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
         assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, change.test
 
 
 def test_every_line_that_privacy_rests_on_is_undone_somewhere():
     """By a mutant, a planted bug or a change of `lines`: so that for each there is a test that was seen to go red."""
-    undone = {(change.file, nearest(change)) for change in [*BUGS, *LINES]}
+    undone = {(change.file, nearest(change)) for change in [*BUGS, *LINES, *EXTRAS]}
     files = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")} - set(MUTATED)
     assert [(file, mark) for file in sorted(files) for mark in marks(file) if (file, mark) not in undone] == []
+
+
+def test_lines_of_the_integrations_have_tests_that_go_red(tmp_path):
+    """`make test-integrations` has what this needs."""
+    pytest.importorskip("lightning")
+    pytest.importorskip("transformers")
+    whole, found, _ = put_in_all(tmp_path, "extras")
+    assert whole["green"], whole["log"]
+    assert all(one["red"] for one in found), found

@@ -59,10 +59,10 @@ class Tree(Factorization):
         return np.tril(scipy.linalg.solve_triangular(square, S, lower=True))
 
     def _columns(self, rows: int | None = None) -> Columns:
-        # PRIVACY: HᵀH ⪰ C'ᵀC', and entry by entry non-negative: the nodes never cost less than the encoder.   [G1]
         if self.by_nodes:
             # PRIVACY: the full estimator's first rows rest on incomplete nodes too; the others' do not.   [G1]
             last = self.steps if rows is None or self.estimator == "full" else rows
+            # PRIVACY: HᵀH ⪰ C'ᵀC', and entry by entry non-negative: the nodes never cost less than the encoder.   [G1]
             return _NodeColumns(self.steps if rows is None else rows, last)
         if self.estimator == "full" and rows is None:
             return _NodeColumns(self.steps, self.steps)  # C'ᵀC' = HᵀH

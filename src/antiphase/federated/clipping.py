@@ -36,11 +36,11 @@ def clipped(update: Any, shapes: Shapes, clip_norm: float) -> tuple[dict[str, Ar
         raise NotFiniteError("an update that is not finite")
     peak = max(float(np.abs(a).max()) for a in arrays.values())
     unit = peak if peak > SQUARES_OVERFLOW else 1.0
+    # PRIVACY: one norm for all tensors of a user together, since the sensitivity is that of the whole row.   [G19]
     norm = unit * math.sqrt(sum(float(np.dot(flat, flat)) for flat in (a.ravel() / unit for a in arrays.values())))
     limit = clip_norm * A_LITTLE_LESS
     if norm <= limit:
         return arrays, False
-    # PRIVACY: one norm for all tensors of a user together, since the sensitivity is that of the whole row.   [G19]
     return {name: array * (limit / norm) for name, array in arrays.items()}, True
 
 
