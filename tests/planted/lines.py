@@ -168,7 +168,7 @@ LINES = [
     Line("torch/engine.py", "if self._mechanism is not None:\n                # PRIVACY",
          "if self._released():\n                # PRIVACY",
          ENGINE + "test_what_opacus_releases_and_a_plan_are_not_for_one_engine"),
-    Line("torch/engine.py", "self._sampled &= (poisson", "self._sampled = (poisson",
+    Line("torch/engine.py", "self._sampled = self._sampled and poisson", "self._sampled = poisson",
          ENGINE + "test_opacus_own_engine_remains"),
     Line("torch/engine.py", "if released := self._released():",
          "if self._release is not None and (released := self._release.drawn):",

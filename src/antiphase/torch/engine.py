@@ -159,8 +159,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
                 raise ValueError(
                     "this engine has a plan. For Poisson samples of Opacus' own use an engine of their own"
                 )
+            poisson = poisson_sampling is not False
             # PRIVACY: Opacus' ε is that of Poisson samples, and holds for no other batches; see get_epsilon.   [G9]
-            self._sampled &= (poisson := poisson_sampling is not False)
+            self._sampled = self._sampled and poisson
             return super().make_private(
                 module=module,
                 optimizer=optimizer,
