@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+TWO    := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two processes of one thread each
 
 .PHONY: help setup demo test test-long test-studies test-integrations coverage mutants check bench bench-full docs reproduce clean
 
@@ -22,11 +23,13 @@ demo: $(READY)       ## four mechanisms on digits at two privacy budgets; writes
 	$(BIN)/antiphase demo --output demo
 
 test: $(READY)       ## everything that takes seconds (under 12 minutes on two cores)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not long" -n 2 --ignore=tests/acceptance --durations=10
-	$(BIN)/python -m pytest -m "not long" --durations=5 tests/acceptance  # alone: these measure time, and print
+	$(TWO) -q -m "not long" --ignore=tests/acceptance --durations=10
+	$(TWO) -m "not long and not alone" --dist loadfile --durations=5 tests/acceptance  # these print what they measured
+	$(BIN)/python -m pytest -m "not long and alone" --durations=5 tests/acceptance
 
 test-long: $(READY)  ## what takes minutes, only (under 30 on two cores)
-	$(BIN)/python -m pytest -m "long and not study" -s
+	$(TWO) -m "long and not study and not alone" --dist loadfile --durations=10
+	$(BIN)/python -m pytest -m "long and not study and alone" --durations=10
 
 test-studies: $(READY)  ## what takes longer: the paper's experiments, peers, Opacus' own tests, mutants, coverage
 	$(BIN)/python -m pytest -m study -s
@@ -36,7 +39,7 @@ test-integrations: $(READY)  ## Lightning, Hugging Face, Flower's simulation eng
 	$(BIN)/python -m pytest -q tests/torch/test_integrations.py tests/federated/test_simulation.py tests/planted
 
 coverage: $(READY)   ## which lines of the core the tests of `make test` execute; fails below 95 %
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not long" -n 2 --ignore=tests/acceptance --cov --cov-report=term
+	$(TWO) -q -m "not long" --ignore=tests/acceptance --cov --cov-report=term
 
 mutants: $(READY)    ## one small change at a time in what privacy rests on: do the tests notice? Fails below 90 %
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.mutants
@@ -45,7 +48,7 @@ check: $(READY)      ## format, lint, types and the fast tests, in under a minut
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not long and not slow" -n 2
+	$(TWO) -q -m "not long and not slow"
 
 bench: $(READY)      ## beside the peers, which get environments of their own in .bench the first time; 14 minutes
 	$(BIN)/python -m benchmarks

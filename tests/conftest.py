@@ -37,11 +37,27 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def shown(capsys):
-    """Prints what was measured beside what was asked, past pytest's capture."""
+def shown(request):
+    """Prints what was measured beside what was asked, when the test has ended; also if another process ran it."""
 
     def show(claim, measured, asked):
-        with capsys.disabled():
-            print(f"\n  {claim}: measured {measured}; asked {asked}", end="")
+        request.node.user_properties.append(("shown", f"{claim}: measured {measured}; asked {asked}"))
 
     return show
+
+
+class Shown:
+    def __init__(self, terminal):
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call":
+            for line in [text for name, text in report.user_properties if name == "shown"]:
+                self.terminal.write(f"\n  {line}")
+
+
+@pytest.hookimpl(trylast=True)  # when there is a terminal
+def pytest_configure(config):
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Shown(terminal))

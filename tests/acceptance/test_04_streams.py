@@ -45,6 +45,7 @@ def test_reference_optima_by_this_path(shown):
     assert 0 < gap <= 2e-9
 
 
+@pytest.mark.alone
 def test_2048_steps(shown):
     ap.design("dp-mf", steps=64)  # compiled once
     f, gap, took = timed("dp-mf", steps=2048, buffers="exact")
@@ -59,6 +60,7 @@ def test_2048_steps(shown):
 
 
 @pytest.mark.long  # a limit in seconds, and a machine may be busy
+@pytest.mark.alone
 def test_the_first_time(shown, tmp_path):
     """A process with an empty compilation cache, on one core."""
     code = "import antiphase as ap\nfor b in ('exact', 'auto'): ap.design('dp-mf', steps=2048, buffers=b).gap"
@@ -76,6 +78,7 @@ def test_the_first_time(shown, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_a_million_steps(shown):
     times = {}
     for steps in (10_000, 100_000, 1_000_000):
@@ -98,6 +101,7 @@ def test_a_million_steps(shown):
 
 @pytest.mark.long
 @pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.alone
 def test_momentum_schedule_and_decay_at_10000(shown, nesterov):
     steps = 10_000
     rates = 0.5 * (1 + np.cos(np.pi * np.arange(steps) / (steps - 1)))

@@ -66,6 +66,7 @@ def test_every_reference_value_for_several_epochs(shown):
 
 
 @pytest.mark.parametrize(("name", "options"), [("dp-mf", {}), ("dp-mf+", {"tau": 2048})])
+@pytest.mark.alone
 def test_16_epochs_2048_steps(shown, name, options):
     gap, took, memory, sensitivity = alone(name, 1, steps=2048, epochs=16, **options)
     shown(f"{name}, T = 2048, k = 16, one core", f"gap {gap:.1e} in {took:.1f} s, {memory:.1f} GiB", "1e-5, < 40 s")
@@ -75,6 +76,7 @@ def test_16_epochs_2048_steps(shown, name, options):
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_20_epochs_2000_steps_momentum(shown):
     began = time.perf_counter()
     f = ap.design("dp-mf", workload=ap.Workload.sgd(2000, momentum=0.95), epochs=20)
@@ -105,6 +107,7 @@ def test_2_epochs_100000_steps_without_an_encoder(shown):
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_time_of_the_search(shown, tmp_path):
     rows = benchmark.searched()
     benchmark.draw({"searched": rows, "ours": rows[:2], "theirs": rows[:2]}, tmp_path)

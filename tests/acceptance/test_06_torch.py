@@ -77,6 +77,7 @@ def test_opacus_own_tests(shown):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, setting in benchmark.SETTINGS.items() if setting[-1] is not None])
+@pytest.mark.alone
 def test_a_step_costs_hardly_more_than_opacus(shown, name):
     row, whole = benchmark.stepped(name), benchmark.SETTINGS[name][-1]
     asked = f"≤ {whole}" + ("; ≤ 1.3" if "cnn" in name else "")

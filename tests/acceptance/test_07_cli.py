@@ -35,6 +35,7 @@ def test_the_ten_commands_of_the_tour(tmp_path, shown):
 
 
 @pytest.mark.long  # half a minute, alone
+@pytest.mark.alone
 def test_compare_2048_steps_on_one_core(tmp_path, shown):
     """With nothing cached, and compiled code as an installation has it after its first use."""
     words = ["compare", "--steps", "2048", "--epochs", "16", "--epsilon", "8", "--delta", "1e-6", "--json"]

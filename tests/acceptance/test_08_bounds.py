@@ -267,6 +267,7 @@ def test_brackets_in_closed_form(shown):
     assert long <= 1e-10
 
 
+@pytest.mark.alone
 def test_the_bracket_takes_linear_time(shown):
     """Few diagonals, and streams: processor time, the least of five, fitted from 50,000 to 800,000 steps."""
     lengths, exponents, last = (50_000, 200_000, 800_000), {}, {}

@@ -146,6 +146,7 @@ def test_exact_expectations_on_the_papers_grid(shown):
     assert max(worst.values()) <= 1e-6
 
 
+@pytest.mark.alone
 def test_the_recurrence_and_the_dense_formula(shown):
     """All 99 curvatures at once, over the buffers: against ``C⁻¹`` itself, and linear in the steps."""
     gamma, spectrum, worst = 0.007, PAPER.spectrum[1:], 0.0

@@ -58,6 +58,7 @@ def test_every_hazard_has_a_test_that_runs_when_it_should(shown):
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_planted_bugs_are_noticed(tmp_path, shown):
     whole, found, (seconds, worked) = put_in_all(tmp_path, "bugs")
     assert whole["green"], whole["log"]
@@ -72,6 +73,7 @@ def test_planted_bugs_are_noticed(tmp_path, shown):
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_each_line_that_privacy_rests_on_has_a_test_that_goes_red(tmp_path, shown):
     whole, found, (seconds, _) = put_in_all(tmp_path, "lines")
     assert whole["green"], whole["log"]

@@ -86,6 +86,7 @@ def test_epoch_baselines(shown, epochs, root, inverse):
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_four_buffers_beat_every_banded_and_blt_encoder_of_16_vectors(shown):
     steps, epochs = 2048, 16
     began = time.perf_counter()
