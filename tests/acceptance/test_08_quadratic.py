@@ -232,6 +232,7 @@ def test_best_over_the_learning_rate_damped(shown):
 
 
 @pytest.mark.long
+@pytest.mark.study
 def test_curvature_aware_is_no_worse_than_damped(shown):
     """The exact objective for the whole spectrum, through the dense path, at one learning rate."""
     gamma, began = 0.007, time.perf_counter()

@@ -11,7 +11,6 @@ import json
 import os
 import pickle
 import random
-import resource
 import shutil
 import sys
 import tarfile
@@ -35,7 +34,7 @@ from antiphase.theory.spectrum import Spectrum
 from antiphase.torch.training import Recipe, train
 from antiphase.verification import read_statement, verify
 from tests.federated import setting as federated
-from tests.hostile.calls import TookTooLongError, is_ours, limited
+from tests.hostile.calls import TookTooLongError, is_ours, limited, peak
 from tests.torch.setting import Training
 
 SECONDS = 20  # that loading may take
@@ -347,7 +346,7 @@ def run(folder, count, seed):
 
 def main():
     found = run(Path(sys.argv[1]).resolve(), int(sys.argv[2]), int(sys.argv[3]))
-    found["megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    found["megabytes"] = peak()
     print(json.dumps(found | {"optimised": not __debug__}))
 
 
