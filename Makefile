@@ -24,7 +24,7 @@ demo: $(READY)       ## four mechanisms on digits at two privacy budgets; writes
 
 test: $(READY)       ## everything that takes seconds (under 12 minutes on two cores)
 	$(TWO) -q -m "not long" --ignore=tests/acceptance --durations=10
-	$(TWO) -m "not long and not alone" --dist loadfile --durations=5 tests/acceptance  # these print what they measured
+	$(TWO) -m "not long and not alone" --dist worksteal --durations=5 tests/acceptance  # these print what they measured
 	$(BIN)/python -m pytest -m "not long and alone" --durations=5 tests/acceptance
 
 test-long: $(READY)  ## what takes minutes, only (under 30 on two cores)

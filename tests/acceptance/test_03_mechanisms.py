@@ -138,6 +138,7 @@ def test_stopped_anywhere_and_restored(shown, tmp_path, monkeypatch):
     shown("another mechanism's state", "refused", "refused")
 
 
+@pytest.mark.long  # make test has these tests without -O
 def test_bad_input(shown):
     tests = Path(__file__).parents[1]
     files = [tests / "test_accounting.py", tests / "test_mechanism.py", tests / "noise"]
