@@ -85,6 +85,7 @@ def test_poisson_batches_of_small_rates(steps, rate, noise):
         assert failing(verify(wrong)) == ["ε, by another accountant"]
 
 
+@pytest.mark.slow
 def test_cyclic_poisson_is_judged_by_the_groups_that_the_bands_need():
     """By another accountant: eight steps of a group that is asked for half of its records, not 32 of an eighth."""
     f = ap.design("banded", steps=32, bands=4, participation=ap.min_separation(8, 4))

@@ -70,6 +70,7 @@ def nearest(change):
     return next(iter([*within, *above[::-1], *below]), None)
 
 
+@pytest.mark.slow
 def test_every_bug_has_one_place_and_its_test_is_there(tmp_path):
     """So that a change of the code does not leave bugs behind that can no longer be put in."""
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 25

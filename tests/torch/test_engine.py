@@ -615,6 +615,7 @@ def test_a_key_that_is_not_used_is_noted():
         make_private(PrivacyEngine(mechanism="dp-sgd", key=ap.Key.generate()), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "dp-mf"])
 def test_a_delta_that_promises_little_is_noted(mechanism):
     target = {"target_epsilon": 4.0, "max_grad_norm": 1.0, "epochs": 2}
