@@ -105,7 +105,6 @@ SAMPLES = {
 def test_who_is_drawn_follows_from_128_bits_of_the_systems_randomness_and_from_no_seed(make, monkeypatch):
     def seeded():
         random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
         torch.manual_seed(0)
         return make()
 
