@@ -42,6 +42,13 @@ def test_rounding_is_always_to_the_safe_side():
         assert ac.gaussian_delta(s, epsilon) == pytest.approx(float(exact_delta(s, epsilon)), rel=1e-6)
 
 
+def test_epsilon_is_rounded_up_by_twice_what_is_needed():
+    """Against fifty digits: half of the rounding is to spare."""
+    for epsilon, delta in draws(100):
+        s = ac.gaussian_noise_multiplier(epsilon, delta)
+        assert exact_delta(s, ac.gaussian_epsilon(s, delta) * (1 - ac.ROUNDING / 2)) <= delta
+
+
 def test_more_noise_is_more_private():
     s = np.geomspace(0.05, 50, 40)
     epsilons = [ac.gaussian_epsilon(x, 1e-6) for x in s]
