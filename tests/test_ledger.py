@@ -289,3 +289,23 @@ def test_records_tell_nothing_without_the_key():
                     ledger.record(step, views)
                 records |= set(ledger._records)
     assert len(records) == 2 * 2 * 2 * 3
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced by a copy"])
+def test_a_ledger_that_was_taken_away_while_in_use_lets_nothing_out(tmp_path, how):
+    """The next process would find another file, or none, and release rows of this one again."""
+    key = ap.Key.generate()
+    key.save(tmp_path / "key")
+    run = key.start_run("m")
+    views = [memoryview(np.ones(3, np.float32)).cast("B")]
+    ledger = WriteAheadLedger(key, run)
+    ledger.record(0, views)
+    path = tmp_path / f"key.{run}.0.ledger"
+    content = path.read_bytes()
+    if how == "deleted":
+        path.unlink()
+    else:
+        (tmp_path / "copy").write_bytes(content)
+        os.replace(tmp_path / "copy", path)
+    with pytest.raises(ReplayError, match="deleted or replaced while it was in use"):
+        ledger.record(1, views)

@@ -5,6 +5,7 @@ from antiphase.bands import BestBands, best_bands
 from antiphase.design import design, names
 from antiphase.errors import (
     AntiphaseError,
+    AntiphaseWarning,
     BypassError,
     DataError,
     FileFormatError,
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AntiphaseError",
+    "AntiphaseWarning",
     "BestBands",
     "BypassError",
     "DataError",

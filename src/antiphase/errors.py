@@ -8,6 +8,10 @@ class AntiphaseError(Exception):
     """Base of every error that is particular to antiphase."""
 
 
+class AntiphaseWarning(UserWarning):
+    """Base of every warning of antiphase: training goes on, but a stated condition needs attention."""
+
+
 class FileFormatError(AntiphaseError, ValueError):
     """A file is not one of ours, is damaged, was altered, or comes from a newer version."""
 
@@ -46,3 +50,15 @@ class BypassError(AntiphaseError, RuntimeError):
 
 class StudyError(AntiphaseError, RuntimeError):
     """Cells of a study failed, or there are no results to draw. What was finished is kept."""
+
+
+class SettingsError(AntiphaseError, RuntimeError):
+    """A setting that the promise rests on was changed after make_private. Nothing was released."""
+
+
+class PerExampleGradientError(AntiphaseError, ValueError):
+    """The gradients of single examples cannot be told apart, or come out wrong. Nothing was released."""
+
+
+class ModelChangedError(AntiphaseError, RuntimeError):
+    """A forward or backward pass wrote into parameters or buffers of the model. Nothing was released."""

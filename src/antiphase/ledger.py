@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import hmac
 import os
-import sys
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from antiphase import locks
 from antiphase.errors import ParticipationError, ReplayError
 from antiphase.noise.key import Key
 from antiphase.participation import Epochs, MinSeparation, Participation
 
-if sys.platform != "win32":
-    import fcntl
-
 RECORD = 16  # bytes of a step in the write-ahead ledger
+MOST = 1 << 24  # steps; a larger file is not a ledger, and is refused unread
 
 
 class ParticipationLedger:
@@ -103,13 +104,15 @@ class WriteAheadLedger:
         Kept beside the key's file, and so by every process that has it; for a key without one, as long as the key is.
         """
         self._secret = key.subkey("ledger", run, str(rank)).to_bytes(16, "little")
+        self._process = os.getpid()
         self._file: Any = None
         self._records: list[bytes] = []
+        key.hold(run)
         if key.path is None:
             self._records = key.memory.setdefault(f"ledger {run} {rank}", [])
         else:
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
-            self._file = os.fdopen(os.open(f"{key.path}.{run}.{rank}.ledger", flags, 0o600), "a+b", buffering=0)
+            self._path = Path(f"{key.path}.{run}.{rank}.ledger")
+            self._file = _opened(self._path, key, f"{run}.{rank}")
         with self._alone():
             if first and not self._records:
                 self._write(bytes(RECORD) * first)
@@ -117,12 +120,19 @@ class WriteAheadLedger:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Hold the file, with what other processes have written there read first."""
+        # PRIVACY: a fork has this ledger and the rows too, and each would release them with sums of its own.   [G15]
+        if os.getpid() != self._process:
+            raise ReplayError(
+                f"process {os.getpid()}: this ledger was opened by process {self._process}, and a forked process would "
+                "release the same rows with other sums. Nothing was released. Train in the process that called "
+                "make_private, or keep the key in a file and resume from a checkpoint"
+            )
         if self._file is None:
             yield
             return
-        with _locked(self._file.fileno()):
+        with locks.alone(self._file.fileno(), self._path) as by_the_system:
             # PRIVACY: another process may have gone on from the same checkpoint, with another sum.   [G15]
-            more = os.fstat(self._file.fileno()).st_size - RECORD * len(self._records)
+            more = self._size() - RECORD * len(self._records)
             if more < 0:
                 raise ReplayError("the ledger became shorter while it was in use. Nothing was released")
             if more:
@@ -131,6 +141,25 @@ class WriteAheadLedger:
                 # A record that was cut off by a crash came before its row was drawn.
                 self._file.truncate(RECORD * len(self._records))
             yield
+            if not by_the_system:
+                self.sync()  # disks without locks may show others a file only once it was written out
+
+    def _size(self) -> int:
+        """Bytes of the file now, which must still be the one at its path."""
+        # Opened once more: a network disk then asks the server for the size that other machines left.
+        try:
+            with open(self._path, "rb") as there:
+                found = os.fstat(there.fileno())
+        except OSError:
+            found = None
+        held = os.fstat(self._file.fileno())
+        # PRIVACY: the next process would find another file here, or none, and release rows of this one again.   [G15]
+        if found is None or (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+            raise ReplayError(
+                f"{self._path}: the ledger was deleted or replaced while it was in use. Nothing was released. Put the "
+                "ledger back, or go on with fresh noise: load_checkpoint(…, fresh_noise=True)"
+            )
+        return _bounded(self._path, max(found.st_size, held.st_size))
 
     def _write(self, records: bytes) -> None:
         if self._file is not None and self._file.write(records) != len(records):
@@ -145,8 +174,15 @@ class WriteAheadLedger:
         if key.path is None:
             kept = [len(v) for name, v in key.memory.items() if name.startswith(f"ledger {run} ")]
         else:
-            kept = [p.stat().st_size // RECORD for p in key.path.parent.glob(f"{key.path.name}.{run}.*.ledger")]
+            pattern = f"{glob.escape(key.path.name)}.{run}.*.ledger"
+            kept = [p.stat().st_size // RECORD for p in key.path.parent.glob(pattern)]
         return max(kept, default=None)
+
+    @staticmethod
+    def lost_in(key: Key, run: str) -> bool:
+        """Whether a process of ``run`` opened a ledger beside the key's file that is not there any more."""
+        known = [name for name in key.ledgers() if name.startswith(f"{run}.")]
+        return any(not Path(f"{key.path}.{name}.ledger").exists() for name in known)
 
     def __len__(self) -> int:
         """How many steps have been released, or were about to be."""
@@ -186,19 +222,40 @@ class WriteAheadLedger:
             os.fsync(self._file.fileno())
 
 
-@contextmanager
-def _locked(handle: int) -> Iterator[None]:
-    """For one process alone; where files cannot be locked (Windows, some network disks), at least read anew."""
-    if sys.platform == "win32":
-        yield
-        return
-    with suppress(OSError):
-        fcntl.flock(handle, fcntl.LOCK_EX)
+def _opened(path: Path, key: Key, name: str) -> Any:
+    """The file of the ledger called ``name`` in the key's file: new if that knows of none, else the one there is."""
+    known = name in key.ledgers()
+    # PRIVACY: rows may have gone out that an empty ledger in its place would release again.   [G15]
+    flags = os.O_RDWR | os.O_APPEND | (0 if known else os.O_CREAT)
+    flags |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        yield
-    finally:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)
+        handle = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        raise ReplayError(
+            f"{path}: the ledger of this run is missing, so that nothing says which rows went out with which sums. "
+            "Nothing was released. Put the ledger back beside the key (copy them together), or go on with fresh noise, "
+            "accounted as a second release: load_checkpoint(…, fresh_noise=True)"
+        ) from None
+    file = os.fdopen(handle, "a+b", buffering=0)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise ReplayError(f"{path}: not a file, and so no ledger. Nothing was released")
+        _bounded(path, found.st_size)
+        if os.name == "posix" and found.st_mode & 0o077:
+            os.fchmod(handle, 0o600)
+        if not known:
+            key.note_ledger(name)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _bounded(path: Path, size: int) -> int:
+    if size > RECORD * MOST:
+        raise ReplayError(f"{path}: {size} bytes are more than a ledger of {MOST} steps has. Nothing was released")
+    return size
 
 
 def _records_of(data: bytes) -> list[bytes]:

@@ -22,7 +22,7 @@ def start(folder, often=3):
 def wait_until_ready(process):
     while not process.out.endswith("\n") and process.poll() is None:  # a line may come in two parts
         time.sleep(0.002)
-    assert process.out == "ready\n"
+    assert process.out == "ready\n", process.err
 
 
 def finish(folder):
@@ -42,6 +42,9 @@ def kill_and_resume(tmp_path, kills, seed):
     took = finish(left_alone)
     shutil.copy(left_alone / "key", killed / "key")
     shutil.copy(left_alone / "start", killed / "checkpoint")
+    # As the folder was before the first step: the key's file knows of the ledger, which is empty.
+    ledger = next(left_alone.glob("key.*.ledger")).name
+    (killed / ledger).touch(mode=0o600)
     rng, early, done = random.Random(seed), 0, 0
     while done < kills:
         process = start(killed)

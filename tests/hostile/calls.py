@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -26,6 +27,7 @@ from antiphase.torch import BallsInBins, CyclicPoisson, FixedOrder, PrivacyEngin
 from antiphase.torch.training import Recipe
 from antiphase.verification import verify
 
+PACKAGE = Path(ap.__file__).parent
 SECONDS = 20  # that a call may take
 EDGES = [
     0,
@@ -204,7 +206,7 @@ def is_ours(error):
     """Raised on purpose, for a reader: by a ``raise`` of this package, by Python for arguments that a signature does
     not have, or by the system for a file."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    if "/antiphase/" in last.filename:
+    if Path(last.filename).is_relative_to(PACKAGE):
         return last.line.startswith("raise ") or isinstance(error, OSError)
     return last.filename == __file__ or isinstance(error, OSError)
 

@@ -6,10 +6,13 @@ import pickle
 import random
 import re
 import stat
+import threading
+import time
 
 import pytest
 
 import antiphase as ap
+from antiphase.ledger import WriteAheadLedger
 
 SECRET = bytes(range(1, 33))
 
@@ -198,3 +201,126 @@ def test_keys_and_runs_come_from_the_system_not_from_a_seed():
     second = ap.Key.generate(), ap.Key(SECRET).start_run("m")
     assert first[0] != second[0]
     assert first[1] != second[1]
+
+
+@pytest.mark.issue(21)
+def test_a_run_is_found_by_its_data_and_keeps_what_was_noted(tmp_path):
+    """What is noted with a run is at most 4,096 bytes of JSON."""
+    key = ap.Key.generate()
+    key.save(tmp_path / "key")
+    first = key.start_run("m", data="one", about={"a": "x" * (4096 - 9)})
+    second = key.start_run("m", data="two")
+    assert [record["run"] for record in key.runs_on("one")] == [first]
+    assert [record["run"] for record in key.runs_on("two")] == [second]
+    assert key.runs_on("three") == []
+    assert len(key.runs_on("one")[0]["about"]["a"]) == 4096 - 9
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    for about, error, words in (
+        ({"a": "x" * (4096 - 8)}, ValueError, "has 4097 bytes as JSON; at most 4096"),
+        ({"a": float("nan")}, ValueError, "about = .* must be fit for JSON"),
+        ({"a": object()}, TypeError, "about = .* must be fit for JSON"),
+    ):
+        with pytest.raises(error, match=words):
+            key.start_run("m", about=about)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        key.start_run("m", about={"a": deep})
+    assert len(key.runs()) == 2
+
+
+@pytest.mark.issue(21)
+def test_fingerprints_of_data_are_those_of_every_version():
+    """BLAKE2b of the parts, each after its length, then a subkey: by the standard library alone."""
+    content = hashlib.blake2b(b"\3\0\0\0\0\0\0\0abc" + b"\1\0\0\0\0\0\0\0d").hexdigest()
+    key = ap.Key(SECRET)
+    assert key.data_fingerprint([b"abc", b"d"]) == f"{key.subkey('data', content):032x}"
+
+
+@pytest.mark.issue(21)
+def test_a_key_file_that_is_too_long_is_refused_unread(tmp_path):
+    """64 MiB are more than a key with its runs takes."""
+    path = tmp_path / "key"
+    ap.Key(SECRET).save(path)
+    os.truncate(path, 1 << 26)
+    key = ap.Key.load(path)
+    assert key.runs() == []
+    os.truncate(path, (1 << 26) + 1)
+    with pytest.raises(ap.KeyFileError, match="not a key file"):
+        ap.Key.load(path)
+    with pytest.raises(ap.KeyFileError, match="more than a key file has"):
+        key.runs()
+
+
+@pytest.mark.issue(21)
+def test_a_key_file_that_is_gone_records_nothing(tmp_path):
+    """A run that is not on file must not begin."""
+    key = ap.Key.generate()
+    key.save(tmp_path / "key")
+    (tmp_path / "key").unlink()
+    with pytest.raises(ap.KeyFileError, match=r"key's file is gone\. Nothing was released"):
+        key.start_run("m")
+    assert not (tmp_path / "key").exists()
+
+
+@pytest.mark.issue(21)
+def test_what_is_recorded_is_on_the_disk_first_and_overwrites_nothing(tmp_path, monkeypatch):
+    """A record is appended, whatever another process wrote since the file was opened, and then synced."""
+    path, synced, real = tmp_path / "key", [], os.fdopen
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
+    key = ap.Key.generate()
+    key.save(path)
+    assert synced == [path.stat().st_size]
+
+    def fdopen(*arguments, **options):
+        file = real(*arguments, **options)
+        with open(path, "ab") as other:
+            other.write(b'{"run": "of another process"}\n')
+        return file
+
+    monkeypatch.setattr(os, "fdopen", fdopen)
+    run = key.start_run("m")
+    assert synced[1:] == [path.stat().st_size]
+    assert [record["run"] for record in key.runs()] == ["of another process", run]
+
+
+@pytest.mark.issue(21)
+def test_a_key_that_another_process_is_writing_is_waited_for(tmp_path, monkeypatch):
+    """Of several processes that create a key at once, one does; the others have the same key."""
+    path = tmp_path / "key"
+    path.touch(mode=0o600)
+    writer = threading.Timer(0.3, lambda: path.write_bytes(key_file()))
+    writer.start()
+    began = time.monotonic()
+    assert ap.Key.load_or_create(path) == ap.Key(SECRET)
+    assert time.monotonic() - began < 4, "no longer than needed"
+    writer.join()
+    load, answers = ap.Key.load, iter([FileNotFoundError])
+
+    def not_yet(cls_path):
+        if (error := next(answers, None)) is not None:
+            raise error
+        return load(cls_path)
+
+    monkeypatch.setattr(ap.Key, "load", not_yet)
+    assert ap.Key.load_or_create(path) == ap.Key(SECRET), "created between looking and saving"
+
+
+def test_runs_from_before_the_file_are_known_and_marked(tmp_path):
+    """A key that is saved late has its earlier runs in the file, and says that they were before it."""
+    key = ap.Key.generate()
+    run = key.start_run("m")
+    key.save(tmp_path / "key")
+    later = key.start_run("m")
+    records = {record["run"]: record for record in ap.Key.load(tmp_path / "key").runs()}
+    assert set(records) == {run, later}
+    assert records[run]["before the file"] is True
+    assert "before the file" not in records[later]
+
+
+def test_ledgers_of_a_key_without_a_file_are_known_by_run_and_rank():
+    """The same names as in a key file."""
+    key = ap.Key.generate()
+    run = key.start_run("m")
+    WriteAheadLedger(key, run, rank=3)
+    assert key.ledgers() == {f"{run}.3"}

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from antiphase import _checks as check
-from antiphase.errors import HorizonError, StateError
+from antiphase.errors import HorizonError, ReplayError, StateError
 from antiphase.factorization.base import Factorization
 from antiphase.factorization.blt import Blt
 from antiphase.factorization.inverse import InverseToeplitz
@@ -91,6 +91,7 @@ class NoiseStream:
         self._position = 0
         self._broken = False  # True while a row is being made, and for good if that was interrupted
         self._lock = threading.Lock()
+        self._process = os.getpid()
 
     # ---- where it stands -----------------------------------------------------------------------------------
 
@@ -170,6 +171,7 @@ class NoiseStream:
         ``out``, if given, is written to and returned: float32 arrays, or torch tensors on the CPU, whose memory is
         used as it is.
         """
+        self._refuse_in_a_fork()
         targets = None if out is None else self._targets(out)
         with self._lock:
             self._refuse_past_horizon(1)
@@ -189,6 +191,7 @@ class NoiseStream:
         Nothing is given out by that, and no bit changes. For a short row, which is made sooner than a thread wakes up,
         nothing is done.
         """
+        self._refuse_in_a_fork()  # whose threads are gone
         with self._lock:
             if self._ahead is None and not self._broken and self.remaining and self._width >= WORTH_A_THREAD:
                 row = np.empty(self._width, np.float32)
@@ -205,6 +208,7 @@ class NoiseStream:
     def skip(self, count: int) -> None:
         """Go on ``count`` rows without giving them out."""
         count = check.whole_number("count", count, least=0)
+        self._refuse_in_a_fork()
         with self._lock:
             self._refuse_past_horizon(count)
             if not count:
@@ -218,6 +222,14 @@ class NoiseStream:
                 self._make(step, row, self._threads)
             self._position = target
             self._broken = False
+
+    def _refuse_in_a_fork(self) -> None:
+        # PRIVACY: parent and child would both give out the same rows, for sums of their own.   [G15]
+        if os.getpid() != self._process:
+            raise ReplayError(
+                f"process {os.getpid()}: this stream was made by process {self._process}, and a forked process would "
+                "give out the same rows of noise. Nothing was drawn. Make the stream in the process that uses it"
+            )
 
     def _refuse_past_horizon(self, count: int) -> None:
         if self._broken:
