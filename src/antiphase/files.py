@@ -10,6 +10,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +22,67 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as parse
 from safetensors.numpy import save as serialise
 
-from antiphase.errors import FileFormatError
+from antiphase.errors import FileFormatError, TooLargeError
 from antiphase.values import Value, digest
 
 FORMAT = "antiphase"
 VERSION = 1
 LARGEST = 1 << 36  # bytes; above this a file is refused unread
+MAX_MEMORY, MEMORY_PER_BYTE = 1 << 29, 16  # bytes that loading may hold: so many, and so many a byte
+MAX_OPERATIONS, OPERATIONS_PER_BYTE = 10**9, 1000  # on numbers; 10⁹ take a few seconds
+
+
+@dataclass
+class Allowance:
+    """What building the content of an untrusted file may still cost."""
+
+    size: int  # bytes of the file
+    operations: int
+
+    @property
+    def memory(self) -> int:
+        return MAX_MEMORY + MEMORY_PER_BYTE * self.size
+
+
+_allowance: ContextVar[Allowance | None] = ContextVar("antiphase_allowance", default=None)
+
+
+@contextmanager
+def bounded(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Within this context, `spend` refuses what a file of this size may not cost."""
+    size = os.stat(path).st_size
+    mark = _allowance.set(Allowance(size, MAX_OPERATIONS + OPERATIONS_PER_BYTE * size))
+    try:
+        yield
+    finally:
+        _allowance.reset(mark)
+
+
+def spend(what: str, *, memory: float = 0, operations: float = 0) -> None:
+    """Announce a cost before it arises. Does nothing unless a file is being loaded in `bounded`.
+
+    Args:
+        what: what costs so much, for the error.
+        memory: bytes that are held at once.
+        operations: operations on numbers; those of one load add up.
+
+    Raises:
+        TooLargeError: a file of this size may not cost that much. Nothing was allocated.
+    """
+    allowance = _allowance.get()
+    if allowance is None:
+        return
+    allowance.operations -= int(min(operations, 1e18))
+    for needed, allowed, unit in (
+        (memory, allowance.memory, "bytes of memory"),
+        (operations, allowance.operations + operations, "operations"),
+    ):
+        if needed > allowed:
+            raise TooLargeError(
+                f"{what} takes {needed:.2g} {unit}, and a file of {allowance.size} bytes may take "
+                f"{allowed:.2g}. Nothing was allocated. If you made the file yourself, "
+                "antiphase.load(path, trusted=True) has no such bound"
+            )
 
 
 def write(path: str | os.PathLike[str], content: dict[str, Any], *, secret: bool = False) -> str:
@@ -50,13 +109,18 @@ def write(path: str | os.PathLike[str], content: dict[str, Any], *, secret: bool
     return mark
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `write` stored. Raises `FileFormatError` for anything else; executes nothing that is in the file.   [G6]"""
+def checked_path(path: Any) -> Path:
+    """``path`` as a `Path`; raises for what cannot be one."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path = {path!r} must be a path, not {type(path).__name__}")
-    if "\0" in os.fspath(path):
+    if "\0" in str(os.fspath(path)):
         raise ValueError(f"path = {path!r} is the path of no file")
-    path = Path(path)
+    return Path(path)
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `write` stored. Raises `FileFormatError` for anything else; executes nothing that is in the file.   [G6]"""
+    path = checked_path(path)
     size = path.stat().st_size
     if size > LARGEST:
         raise FileFormatError(f"{path}: {size} bytes is more than any file of ours has")
@@ -72,7 +136,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     def full(item: Any) -> Any:
         if isinstance(item, dict):
             if item.keys() == {"$array"}:
-                return arrays[item["$array"]]
+                # `write` names every array once; a second use could make many copies of one array.
+                return arrays.pop(item["$array"])
             return {key: full(value) for key, value in item.items()}
         return item
 

@@ -255,8 +255,33 @@ def calibrate(
     return Mechanism(factorization, noise_multiplier, clip_norm, delta, adjacency, sampler, sampling_rate, unit)
 
 
-def load(path: str | os.PathLike[str]) -> Mechanism | Factorization:
-    """The mechanism or the factorization that a file holds; nothing in it is executed.   [G6]"""
+def load(path: str | os.PathLike[str], *, trusted: bool = False) -> Mechanism | Factorization:
+    """The mechanism or the factorization that a file holds.
+
+    Guarantee: nothing in the file is executed; the sensitivity is computed from the encoder.   [G6]
+
+    Args:
+        path: a file that `Mechanism.save` or `Factorization.save` wrote.
+        trusted: whether the file is your own. Otherwise memory and time are bounded in proportion to
+            its size, before anything is allocated.
+
+    Raises:
+        FileFormatError: the file is damaged, is not one of ours, or costs more than its size allows.
+    """
+    check.flag("trusted", trusted)
+    if trusted:
+        return _load(path)
+    files.checked_path(path)
+    with files.bounded(path):
+        loaded = _load(path)
+        try:
+            _ = (loaded.factorization if isinstance(loaded, Mechanism) else loaded).sensitivity
+        except MALFORMED as error:
+            raise FileFormatError(f"{path}: has no sensitivity ({error})") from error
+        return loaded
+
+
+def _load(path: str | os.PathLike[str]) -> Mechanism | Factorization:
     content = files.read(path)
     if content.get("what") == "factorization":
         return restore_factorization(content, path)

@@ -22,6 +22,9 @@ class Participation(Value, ABC):
     def classes(self, steps: int) -> list[Indices]:
         """A partition of the steps into patterns that one record may take part in at once, as 0-based indices."""
 
+    def require_cover(self, steps: int) -> None:
+        """Raise ValueError if the steps are more than this participation allows."""
+
     @abstractmethod
     def describe(self) -> str:
         """A few words, as in ``16 epochs of 128 steps``."""
@@ -58,13 +61,16 @@ class Epochs(Participation):
         object.__setattr__(self, "count", check.whole_number("count", self.count))
         object.__setattr__(self, "every", check.whole_number("every", self.every))
 
-    def classes(self, steps: int) -> list[Indices]:
-        steps = check.whole_number("steps", steps)
+    def require_cover(self, steps: int) -> None:
         if self.count * self.every < steps:
             raise ValueError(
                 f"participation = {self.count} epochs of {self.every} steps covers {self.count * self.every} of "
                 f"{steps} steps; some records would take part more often than {self.count} times"
             )
+
+    def classes(self, steps: int) -> list[Indices]:
+        steps = check.whole_number("steps", steps)
+        self.require_cover(steps)
         return [np.arange(j, steps, self.every) for j in range(min(self.every, steps))]
 
     def describe(self) -> str:
@@ -85,6 +91,9 @@ class MinSeparation(Participation):
     def classes(self, steps: int) -> list[Indices]:
         """Evenly spaced patterns, all of them allowed here: what these cost, this participation costs at least."""
         return self.evenly(steps).classes(steps)
+
+    def require_cover(self, steps: int) -> None:
+        self.evenly(steps).require_cover(steps)
 
     def evenly(self, steps: int) -> Epochs:
         """The fixed order with the most participations that is a special case of this one."""

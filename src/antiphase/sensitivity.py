@@ -13,8 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from antiphase import _checks as check
+from antiphase import files
 from antiphase._checks import Array
+from antiphase.loading_cost import sensitivity_cost
 from antiphase.participation import Epochs, Indices, MinSeparation, Once, Participation
+
+ROWS = 32  # of |CᵀC| that are worked on at once
 
 
 class Columns(Protocol):
@@ -82,6 +86,7 @@ def sensitivity(encoder: Any, participation: Participation) -> float:
     """
     columns = _columns(encoder)
     check.instance("participation", participation, Participation)
+    files.spend("the sensitivity", **sensitivity_cost(columns, participation))
     squared = _squared(columns, participation)
     # PRIVACY: squares that overflowed, underflowed or met as inf − inf are no sensitivity.   [G1]
     if not 1e-200 < squared < 1e200:
@@ -159,7 +164,8 @@ def _min_separation_bound(columns: Columns, participation: MinSeparation) -> flo
         return float(norms.max())
     if columns.reach <= apart:
         return _best_total(norms, count, apart)
-    weights = np.abs(columns.gram(np.arange(columns.steps)))
+    weights = columns.gram(np.arange(columns.steps))
+    np.abs(weights, out=weights)
     before = _best_sums(weights, count - 1, apart)
     after = _best_sums(weights[::-1, ::-1], count - 1, apart)[:, ::-1]
     # PRIVACY: c participations before step i and count − 1 − c after it, in the best split.   [G1]
@@ -180,11 +186,13 @@ def _best_sums(weights: Array, count: int, apart: int) -> Array:
     apart."""
     steps = len(weights)
     out = np.zeros((count + 1, steps))
-    best = np.zeros_like(weights)
-    rows = np.arange(apart, steps)
-    for c in range(1, count + 1):
-        best = _running_best(weights, best, apart)
-        out[c, rows] = best[rows, rows - apart]
+    for first in range(apart, steps, ROWS):  # rows are independent; a few at a time fit in the cache
+        rows = np.arange(first, min(first + ROWS, steps))
+        part = np.ascontiguousarray(weights[rows[0] : rows[-1] + 1, : rows[-1] + 1 - apart])
+        best = np.zeros_like(part)
+        for c in range(1, count + 1):
+            best = _running_best(part, best, apart)
+            out[c, rows] = best[rows - first, rows - apart]
     return out
 
 

@@ -54,6 +54,32 @@ def test_a_training_goes_on_where_it_was(tmp_path):
         assert s.epsilon(spent=True) == m.epsilon()
 
 
+@pytest.mark.parametrize("stops", [(1, 6), (2, 3, 6), (5, 6)])
+def test_a_training_with_an_insecure_key_goes_on_too(tmp_path, stops):
+    """Its ledger is not beside a key file; the same model as without a stop, and every round once."""
+    m = mechanism(rounds=6)
+    whole = train(server(m, seed=3)).model
+    for until in stops:
+        with server(m, folder=tmp_path, key=ap.Key.insecure(3)) as s:
+            train(s, until=until)
+            assert s.position == until
+    assert all((s.model[name] == whole[name]).all() for name in whole)
+
+
+def test_a_checkpoint_that_lacks_something_is_refused_as_a_file_error(tmp_path):
+    """Whole as a file, and not a checkpoint: told as one error, whatever is missing or of another type."""
+    with server(folder=tmp_path) as s:
+        train(s, until=2)
+        whole = s._state(2, s._model, b"")
+    for name, value in (("roster", None), ("position", "two"), ("counts", {"NOBODY": 1}), ("mark", "xy")):
+        folder = Folder(tmp_path)
+        folder.key()
+        folder.write({k: v for k, v in whole.items() if k != name} | ({} if value is None else {name: value}))
+        folder.close()
+        with pytest.raises(FileFormatError, match="not a valid checkpoint of a federated training"):
+            server(folder=tmp_path)
+
+
 def test_a_round_is_on_the_disk_before_the_next_is_asked_for(tmp_path, monkeypatch):
     """The bytes before the new name, and the name too: a power failure leaves the old round or the new one."""
     with server(folder=tmp_path) as s:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphase.data.dataset import Dataset
-from antiphase.data.own import assembled
+from antiphase.data.own import MOST_PACKED, SLACK, assembled
 from antiphase.errors import DataError
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP"}
@@ -37,9 +37,26 @@ def from_folder(folder: Path) -> Dataset:
         if mode not in GREY + COLOUR:
             raise DataError(f"{path} has pixels of type {mode}; 8 bits a channel are read: convert it first")
     grey = all(mode in GREY for _, _, mode in opened)
+    _refuse_bombs(folder, [path for path, *_ in opened], size, 1 if grey else 3)
     names = ["train", "test"] if split else ["the folder"]
     inputs = [(name, _pixels(files, size, grey)) for name, (files, _) in zip(names, found, strict=True)]
     return assembled(folder, inputs, [(name, np.array(labels)) for name, (_, labels) in zip(names, found, strict=True)])
+
+
+def _refuse_bombs(folder: Path, files: list[Path], size: tuple[int, int], channels: int) -> None:
+    """Refuse images that are small as files and would fill the memory as pixels, by their headers."""
+    pixels = size[0] * size[1] * channels
+    packed = [path.stat().st_size for path in files]
+    smallest = min(range(len(files)), key=packed.__getitem__)
+    for name, bytes_, needed in (
+        (files[smallest], packed[smallest], pixels),
+        (folder, sum(packed), pixels * len(files)),
+    ):
+        if needed > MOST_PACKED * bytes_ + SLACK:
+            raise DataError(
+                f"{name} of {bytes_} bytes would unpack to {needed} ({size[0]} × {size[1]} pixels an image). "
+                "Nothing was unpacked. Crop or resize the images, or store the pixels in an .npz"
+            )
 
 
 def _images(folder: Path) -> tuple[list[Path], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import zipfile
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -71,6 +72,8 @@ def from_npz(path: Path) -> Dataset:
                     f"{path} of {path.stat().st_size} bytes would unpack to {unpacked}; if that is as it should be, "
                     "write it with numpy.savez, which does not pack"
                 )
+            for name in names:
+                _require_content(path, archive.zip, f"{name}.npy")
             arrays = [(name, archive[name]) for name in names]
     except DataError:
         raise
@@ -80,6 +83,17 @@ def from_npz(path: Path) -> Dataset:
             "numpy.savez(path, x=…, y=…), numbers and no objects"
         ) from error
     return assembled(path, arrays[::2], arrays[1::2])
+
+
+def _require_content(path: Path, archive: zipfile.ZipFile, member: str) -> None:
+    """Refuse an array whose header claims more than its member holds: NumPy allocates what it claims."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    claimed, held = math.prod(shape) * dtype.itemsize, archive.getinfo(member).file_size
+    if claimed > held:
+        raise DataError(f"{path}: {member} claims {claimed} bytes and has {held}; write the file again")
 
 
 def from_csv(path: Path) -> Dataset:

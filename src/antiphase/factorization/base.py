@@ -229,6 +229,7 @@ def restore(content: Any, source: Any) -> Factorization:
         if content.get("what") != "factorization":
             raise FileFormatError(f"{source}: holds a {content['what']!r}, not a factorization")
         kind = Factorization._kinds[content["form"]]
+        _require_backing(content["workload"])
         common: dict[str, Any] = {
             "name": str(content["name"]),
             "workload": Workload.restore(content["workload"]),
@@ -237,7 +238,7 @@ def restore(content: Any, source: Any) -> Factorization:
             "options": dict(content["options"]),
             "bound": None if content["bound"] is None else float(content["bound"]),
         }
-        common["participation"].classes(common["workload"].steps)  # refuses what does not cover the steps
+        common["participation"].require_cover(common["workload"].steps)
         return kind._restored(common, content["stored"])
     except FileFormatError:
         raise
@@ -245,9 +246,27 @@ def restore(content: Any, source: Any) -> Factorization:
         raise FileFormatError(f"{source}: not a valid factorization ({error})") from error
 
 
+def _require_backing(workload: Any) -> None:
+    """Refuse a stored workload whose steps are a number alone: a few bytes could ask for 10⁷ steps."""
+    stored = workload.get("matrix") if workload["matrix"] is not None else workload["learning_rates"]
+    if not isinstance(stored, np.ndarray) or stored.dtype != np.float64 or len(stored) != workload["steps"]:
+        raise ValueError(
+            f"steps = {workload['steps']!r}: the stored workload must have a float64 number, or row, for each step"
+        )
+
+
+def packed_triangle(stored: dict[str, Any], steps: int) -> Array:
+    """``stored["lower"]``, the lower triangle of a T × T encoder; refused if it has not all the entries."""
+    lower = stored["lower"]
+    if not isinstance(lower, np.ndarray) or lower.dtype != np.float64 or lower.shape != (steps * (steps + 1) // 2,):
+        raise ValueError(f"steps = {steps}: the stored encoder must have {steps * (steps + 1) // 2} float64 numbers")
+    return lower
+
+
 def refuse_if_too_large(steps: int, copies: int = 3) -> None:
     """Raise `TooLargeError` if a few T × T arrays would not fit in the memory that is free now."""
     needed, free = copies * 8 * steps**2, _free_memory()
+    files.spend(f"steps = {steps}: a dense encoder", memory=needed)
     if needed > free:
         raise TooLargeError(
             f"steps = {steps}: a dense {steps} × {steps} array and its working copies need {needed / 2**30:.0f} GiB, "

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from antiphase import _checks as check
+from antiphase import files
 from antiphase._checks import Array
 from antiphase.factorization.base import Factorization
 from antiphase.factorization.dual import Progress
 from antiphase.factorization.searching import descend
 from antiphase.factorization.steady import Loss, shifts
-from antiphase.factorization.streamed import Streamed, Stretch
+from antiphase.factorization.streamed import MOST_BUFFERS, Streamed, Stretch
 from antiphase.factorization.toeplitz import ToeplitzColumns
 from antiphase.objective import Objective
 from antiphase.participation import Participation
@@ -44,6 +45,8 @@ class Blt(Factorization):
         decays, scales = (check.real_array(name, getattr(self, name), ndim=1) for name in ("decays", "scales"))
         if len(decays) != len(scales) or not len(decays):
             raise ValueError(f"{len(decays)} decays and {len(scales)} scales: one of each is needed for every buffer")
+        if len(decays) > MOST_BUFFERS:
+            raise ValueError(f"{len(decays)} buffers; {MOST_BUFFERS} are the most there can be")
         if not ((decays > 0) & (decays < 1)).all() or not (scales >= 0).all():
             raise ValueError("decays of buffers must lie between 0 and 1, and scales must not be negative")
         object.__setattr__(self, "decays", decays)
@@ -94,6 +97,8 @@ def coefficients(decays: Array, scales: Array, steps: int) -> Array:
     >>> coefficients(np.array([0.5]), np.array([0.25]), 4)
     array([1.    , 0.25  , 0.125 , 0.0625])
     """
+    entries = steps * len(decays)
+    files.spend(f"steps = {steps}: {len(decays)} buffers", memory=16 * entries, operations=20 * entries)
     with np.errstate(under="ignore"):
         powers = decays ** np.arange(steps - 1)[:, None]
     return np.concatenate([[1.0], powers @ scales])

@@ -12,7 +12,7 @@ import numpy as np
 
 from antiphase._checks import Array
 from antiphase.factorization import dual
-from antiphase.factorization.base import Factorization, lower_triangular, refuse_if_too_large
+from antiphase.factorization.base import Factorization, lower_triangular, packed_triangle, refuse_if_too_large
 from antiphase.objective import Objective
 from antiphase.participation import Indices, Participation
 from antiphase.sensitivity import sensitivity
@@ -39,9 +39,10 @@ class Dense(Factorization):
     @classmethod
     def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
         steps = common["workload"].steps
+        lower = packed_triangle(stored, steps)
         refuse_if_too_large(steps)
         matrix = np.zeros((steps, steps))
-        matrix[np.tril_indices(steps)] = stored["lower"]
+        matrix[np.tril_indices(steps)] = lower
         return cls(**common, matrix=matrix)
 
 

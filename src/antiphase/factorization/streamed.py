@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from antiphase import _checks as check
+from antiphase import files
 from antiphase._checks import Array
 from antiphase.factorization.base import Factorization
 from antiphase.factorization.blocks import decouples
@@ -84,6 +85,8 @@ class Stretch:
     def squared_norms(self) -> Array:
         from antiphase.factorization import kernels
 
+        n, m, q = self.r.shape
+        files.spend("a stream", operations=n * (m * q) ** 2 if q < 3 else n * n * m * q)
         out = np.ones(self.size)
         if len(self.live):
             # PRIVACY: from the coefficients that the noise is made with, not from what the design believes.   [G1]
@@ -128,6 +131,7 @@ class Stretch:
         n, _, q = self.r.shape
         rows = np.searchsorted(self.live, indices)
         known: Any = np.flatnonzero((rows < n) & (self.live[np.minimum(rows, n - 1)] == indices)) if n else []
+        files.spend("products of columns of a stream", operations=len(indices) ** 2 * self.r.shape[1])
         out = np.zeros((len(indices),) * 2)
         if q > 1:
             columns = self.dense()[:, indices]
@@ -146,6 +150,7 @@ class Stretch:
 
     def dense(self) -> Array:
         n, m, q = self.r.shape
+        files.spend(f"a dense encoder of {n} steps", operations=2 * n * n * m * q)
         C = np.zeros((n, n))
         S = np.zeros((n, m, q))
         for i in range(n):
@@ -169,6 +174,9 @@ class Streamed(Factorization):
     sequence: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        used = set(self.sequence)
+        if used != set(range(len(self.distinct))):
+            raise ValueError(f"the sequence of a stream must use each of its {len(self.distinct)} stretches")
         if sum(self.distinct[i].size for i in self.sequence) != self.steps:
             raise ValueError(f"the stretches do not add up to {self.steps} steps")
         object.__setattr__(self, "sequence", tuple(int(i) for i in self.sequence))

@@ -109,20 +109,40 @@ class ToeplitzColumns:
         return self._products(every, np.zeros(self.steps, dtype=np.intp)) / self._norms**2
 
     def gram(self, indices: Indices) -> Array:
+        if len(indices) > 1 and (strides := np.diff(indices)).min() == strides.max() > 0:
+            return self._gram_at_even_distances(indices, int(strides[0]))
         later = np.maximum.outer(indices, indices)
         lag = np.abs(np.subtract.outer(indices, indices))
         scale = np.outer(self._norms[indices], self._norms[indices])
         gram: Array = self._products(later, lag) / scale
         return gram
 
+    def _gram_at_even_distances(self, indices: Indices, stride: int) -> Array:
+        """By diagonals, on each of which the lag is the same: time and memory of the result alone."""
+        n, left = len(indices), self.steps - 1 - indices
+        gram = np.zeros((n, n))
+        for d in range(min(n, -(-len(self._c) // stride))):
+            sums = self._sums_at(d * stride, keep=stride > 1)
+            i = np.arange(d, n)
+            gram[i, i - d] = gram[i - d, i] = sums[np.minimum(left[d:], len(sums) - 1)]
+        for row, norm in zip(gram, self._norms[indices], strict=True):
+            row /= norm * self._norms[indices]
+        return gram
+
+    def _sums_at(self, distance: int, *, keep: bool = True) -> Array:
+        """``Σ_{k ≤ n} c_k c_{k+distance}`` for every n."""
+        sums = self._sums.get(distance)
+        if sums is None:
+            sums = np.cumsum(self._c[: len(self._c) - distance] * self._c[distance:])
+            if keep:
+                self._sums[distance] = sums
+        return sums
+
     def _products(self, later: Indices, lag: Indices) -> Array:
         """``Σ c_k c_{k+lag}`` over the rows that both columns reach, the later one beginning at ``later``."""
         out = np.zeros(later.shape)
         for distance in np.unique(lag[lag < len(self._c)]):
-            sums = self._sums.get(int(distance))
-            if sums is None:
-                sums = np.cumsum(self._c[: len(self._c) - distance] * self._c[distance:])
-                self._sums[int(distance)] = sums
+            sums = self._sums_at(int(distance))
             which = lag == distance
             out[which] = sums[np.minimum(self.steps - 1 - later[which], len(sums) - 1)]
         return out

@@ -17,9 +17,10 @@ import numpy as np
 import scipy
 
 from antiphase import _checks as check
+from antiphase import files
 from antiphase._checks import Array
 from antiphase.errors import FileFormatError
-from antiphase.factorization.base import Factorization
+from antiphase.factorization.base import Factorization, packed_triangle
 from antiphase.factorization.dense import reversed_cholesky
 from antiphase.factorization.streamed import Streamed, Stretch
 from antiphase.participation import Indices
@@ -74,15 +75,22 @@ class Tree(Factorization):
 
     def _stored(self) -> dict[str, Any]:
         """Not needed to build it again, but an outsider can check the sensitivity with it (or else with the nodes)."""
-        return (
-            {} if self.by_nodes or self.estimator == "full" else {"lower": self.encoder()[np.tril_indices(self.steps)]}
-        )
+        return {} if self._is_by_formula else {"lower": self.encoder()[np.tril_indices(self.steps)]}
+
+    @property
+    def _is_by_formula(self) -> bool:
+        """Whether the sensitivity needs no dense encoder."""
+        return self.by_nodes or self.estimator == "full"
 
     @classmethod
     def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
         tree = cls(**common)
+        if tree._is_by_formula:
+            return tree
+        lower = packed_triangle(stored, tree.steps)
+        files.spend(f"a tree of {tree.steps} steps", operations=tree.steps**3)
         # PRIVACY: the noise is made from the tree, so a file must not show another encoder than the tree's.   [G6]
-        if tree._stored() and not np.allclose(stored["lower"], tree._stored()["lower"], rtol=1e-9, atol=1e-12):
+        if not np.allclose(lower, tree._stored()["lower"], rtol=1e-9, atol=1e-12):
             raise FileFormatError("the stored encoder is not that of the tree")
         return tree
 

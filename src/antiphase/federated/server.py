@@ -332,6 +332,13 @@ def _refuse_other_promises(mechanism: Mechanism) -> None:
             f"sampler = {mechanism.sampler!r}: users are not Poisson samples, and no amplification is claimed; leave "
             "sampler out"
         )
+    # PRIVACY: users are asked in turn, so one user more or less moves all later ones to other rounds.   [G18]
+    if mechanism.sampler != "fixed-order" or mechanism.adjacency == "add-remove":
+        raise ValueError(
+            f"sampler = {mechanism.sampler!r}, adjacency = {mechanism.adjacency!r}: the server asks users in turn "
+            "and not in slots by a hash, so that one user more or less changes who is asked in every later round. "
+            'Nothing was released. Leave sampler out, and use adjacency="zero-out" or "replace-one"'
+        )
 
 
 def _frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
