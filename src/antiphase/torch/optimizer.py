@@ -1,41 +1,134 @@
-r"""The private step: clip and sum, add a row of noise, divide by a public constant, hand over to the inner optimizer.
-
-Opacus computes the gradients of single examples (or, with ghost clipping, their norms); everything after that is here.
-"""
+"""The private step: clip and sum, add a row of noise, divide by a public constant, hand over to the inner optimizer."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import torch
-from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
+from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
-from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping, DPTensorFastGradientClipping
 
-from antiphase.errors import BypassError
-from antiphase.torch import refusals
+from antiphase.errors import BypassError, PerExampleGradientError
+from antiphase.torch.clipping import (
+    clip_factors,
+    clip_margin,
+    example_norms,
+    group_size,
+    limited,
+    pass_of,
+    size_of,
+    weighted_sum,
+    weighted_sums,
+)
+from antiphase.torch.gradient_terms import Rows
 from antiphase.torch.release import Release
 
 Tensor = torch.Tensor
-BLOCK = 2048  # numbers that are added up at one time
-LOST = 8e-9  # of a norm, for each float32 that is added up at one time: twice what was seen at worst with 8 at a time
-SMALLEST = 1e-30  # factor that float32 has with all its digits, and more
-ROUNDING = 1e-5  # by how much clipped examples are shorter than the clip norm, relatively: more than norms are off
 
 
-class _Private:
-    """What the three ways to clip have in common. ``release`` is set by `attach`."""
+class PerExampleClipping:
+    """Clipping with norms that are upper bounds, and sums in float64, of an optimizer of Opacus'."""
 
-    release: Release
-    original_optimizer: Any
     clip_and_accumulate: Any
     examples = 0  # whose gradients are in the sum at hand
     bad_examples = 0  # private: how many were left out because their gradients were not finite
+
+    @property
+    def most_examples(self) -> int:
+        """The most examples of one step that the rounding of sums is covered for: a public number."""
+        return 2 * int(cast(DPOptimizer, self).expected_batch_size or 0) + 100
+
+    @property
+    def clip_margin(self) -> float:
+        """By how much clipped examples are shorter than the clip norm, relatively; see `clipping.clip_margin`."""
+        return clip_margin(self.most_examples)
+
+    def count(self, examples: int, kept: Tensor | None) -> None:
+        """Count examples that are to be added to the sum."""
+        self.examples += examples
+        if kept is not None:
+            self.bad_examples += int((~kept).sum())
+
+    @property
+    def grad_samples(self) -> list[Tensor]:
+        """Rows of gradients, with zeros for parameters and forward passes that a backward pass did not reach."""
+        return [torch.cat([r.rows for r in parts]) if len(parts) > 1 else parts[0].rows for parts in self._parts()]
+
+    def sizes(self) -> list[Tensor | None]:
+        """S of every parameter's rows, or None."""
+        found: list[Tensor | None] = []
+        for parts in self._parts():
+            if all(part.size is None for part in parts):
+                found.append(None)
+                continue
+            each = [p.size if p.size is not None else p.rows.new_zeros(len(p.rows), dtype=torch.float64) for p in parts]
+            found.append(torch.cat(each))
+        return found
+
+    def _parts(self) -> list[list[Rows]]:
+        """The rows of every parameter, of each forward pass."""
+        params = cast(DPOptimizer, self).params
+        kept = [p.grad_sample if isinstance(p.grad_sample, list) else [p.grad_sample] for p in params]
+        present = [[rows for rows in parts if rows is not None] for parts in kept]
+        passes: dict[Any, int] = {}
+        for parts in present:
+            for place, rows in enumerate(parts):
+                name = pass_of(rows) or place  # rows that nobody recorded are in the order of the passes
+                # PRIVACY: all tensors have a row for each example of a pass, or rows are no examples.   [G16]
+                if passes.setdefault(name, len(rows)) != len(rows):
+                    raise PerExampleGradientError(
+                        f"gradients of {len(rows)} and of {passes[name]} examples for one forward pass. Nothing was "
+                        "released"
+                    )
+        if not passes:
+            raise ValueError("Per sample gradient is not initialized. Not updated in backward pass?")
+        found = []
+        for p, parts in zip(params, present, strict=True):
+            own = {pass_of(rows) or place: rows for place, rows in enumerate(parts)}
+            missing = {name: p.new_zeros(()).expand(n, *p.shape) for name, n in passes.items() if name not in own}
+            each = [own[name] if name in own else missing[name] for name in passes]
+            found.append([Rows(rows, size_of(rows)) for rows in each])
+        return found
+
+    def has_gradients(self) -> bool:
+        """Whether there are gradients that were not released yet."""
+        params = cast(DPOptimizer, self).params
+        return any(getattr(p, n, None) is not None for p in params for n in ("grad_sample", "summed_grad"))
+
+    def add_flat(self) -> None:
+        """Clip each example by its norm over all tensors, and add it to the sums."""
+        optimizer, gradients = cast(DPOptimizer, self), self.grad_samples
+        norms, kept = example_norms(gradients)
+        self.count(len(norms), kept)
+        factors = clip_factors(limited(norms, self.sizes()), optimizer.max_grad_norm, self.clip_margin)
+        totals = weighted_sums(factors, gradients, kept, group_size(self.most_examples))
+        for p, total in zip(optimizer.params, totals, strict=True):
+            _check_processed_flag(p.grad_sample)
+            add_to_sum(p, total)
+            _mark_as_processed(p.grad_sample)
+
+    def add_per_layer(self, clip_norms: list[float]) -> None:
+        """Clip each example by its norm in each tensor, and add it to the sums."""
+        optimizer, gradients = cast(DPOptimizer, self), self.grad_samples
+        _, kept = example_norms(gradients)  # one tensor that is not finite, and the example contributes nothing
+        self.count(len(gradients[0]), kept)
+        for p, g, size, clip_norm in zip(optimizer.params, gradients, self.sizes(), clip_norms, strict=True):
+            _check_processed_flag(p.grad_sample)
+            factors = clip_factors(limited(example_norms([g])[0], [size]), clip_norm, self.clip_margin)
+            add_to_sum(p, weighted_sum(factors, g, kept, group_size(self.most_examples)))
+            _mark_as_processed(p.grad_sample)
+
+
+class PrivateStep(PerExampleClipping):
+    """A step whose noise comes from a `Release`, which `attach` sets."""
+
+    release: Release
+    original_optimizer: Any
     _open = False  # True while the inner optimizer may step
 
     def attach(self, release: Release) -> None:
         self.release = release
+        self._names = list(release._shapes)
         guard = self.original_optimizer.register_step_pre_hook(self._refuse_bypass)
         self.detach = guard.remove
 
@@ -59,7 +152,8 @@ class _Private:
         self.examples = 0
         for p, total in zip(optimizer.params, noisy, strict=True):
             p.grad = total if total.dtype is p.dtype else total.to(p.dtype)
-            _mark_as_processed(p.summed_grad)
+            # PRIVACY: a model that is saved after a step has neither the sum nor gradients of examples in it.   [G16]
+            p.summed_grad = p.grad_sample = None
         if optimizer.step_hook:
             optimizer.step_hook(self)
         optimizer._is_last_step_skipped = False
@@ -74,19 +168,30 @@ class _Private:
             if not self.pre_step():
                 return None
             made = self.original_optimizer.step()
+            for done in self.release.after_step:
+                done()
             self.release.prepare()
             return made
         finally:
             self._open = False
 
-    def count(self, examples: int, kept: Tensor | None) -> None:
-        self.examples += examples
-        if kept is not None:
-            self.bad_examples += int((~kept).sum())
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+        if not cast(DPOptimizer, self)._is_last_step_skipped:
+            self.examples = 0  # of a step that was refused
+
+    @property
+    def most_examples(self) -> int:
+        return self.release.most_examples
 
     def gather(self) -> None:
         """Add the examples at hand to ``p.summed_grad``."""
         self.clip_and_accumulate()
+
+    def unused_parameters(self) -> list[str]:
+        """Names of the parameters that the last backward pass did not reach."""
+        params = cast(DPOptimizer, self).params
+        return [n for n, p in zip(self._names, params, strict=True) if getattr(p, "grad_sample", 0) is None]
 
     def add_noise(self) -> None:
         raise BypassError("noise is added once a step, together with the ledger: call step()")
@@ -94,259 +199,53 @@ class _Private:
     scale_grad = add_noise
 
 
-def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """By what to multiply each example, so that none is longer than the clip norm."""
-    # PRIVACY: a little less than the norm, by more than norms and products are rounded.   [G16]
-    return norms.reciprocal().mul_(clip_norm * (1 - ROUNDING)).clamp_(max=1.0)
-
-
-def example_norms(gradients: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """The norm of each example over all tensors, and which ones are finite: None if all are.
-
-    In float64 where float32 would overflow.
-    """
-
-    def of(parts: list[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        each = [row_norms(_flat(g), dtype).to(parts[0].device) for g in parts]
-        together: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)
-        return together
-
-    low = gradients[0].dtype in (torch.float16, torch.bfloat16)
-    norms = of(gradients, torch.float32 if low else None)
-    if math.isfinite(float(norms.sum())):  # one number to look at; if it overflows, look closer
-        return norms, None
-    doubtful = ~torch.isfinite(norms)
-    norms = norms.double()
-    norms[doubtful] = of([g[doubtful.to(g.device)] for g in gradients], torch.float64)
-    finite = torch.isfinite(norms)
-    return norms, None if finite.all() else finite
-
-
-def row_norms(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The norm of each row, good to 1e-5 in float32 however long it is: of blocks first, then of their norms.
-
-    torch adds a row up in a few accumulators: five million numbers come out 2 % too short.
-    """
-    while (length := rows.shape[1]) > BLOCK:
-        # PRIVACY: a norm that is too small lets an example contribute more than the clip norm.   [G16]
-        least = -(-length // BLOCK)
-        count = next((k for k in range(least, 2 * least) if length % k == 0), length // BLOCK)
-        size = min(length // count, BLOCK)
-        whole = count * size  # all of it, where blocks of one size fit
-        blocks = torch.linalg.vector_norm(rows[:, :whole].reshape(-1, count, size), dim=2, dtype=dtype)
-        if whole < length:
-            rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True, dtype=dtype)
-            blocks = torch.cat([blocks, rest], dim=1)
-        rows = blocks
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
-    return norms
-
-
-def weighted_sum(factors: Tensor, gradients: Tensor, kept: Tensor | None = None) -> Tensor:
-    """``Σ factor·gradient`` in float32 or better, of those ``kept``: the others are left out, since 0 · NaN is NaN."""
-    if kept is None and factors.dtype is gradients.dtype is torch.float32 and factors.device == gradients.device:
-        return (factors @ _flat(gradients)).view(gradients.shape[1:])  # as below; each of its calls takes microseconds
-    dtype = torch.promote_types(gradients.dtype, torch.float32)
-    factors = factors.to(gradients.device)
-    if kept is not None:
-        # PRIVACY: what is not finite contributes nothing, whatever it is.   [G16]
-        kept = kept.to(gradients.device)
-        factors, gradients = factors[kept], gradients[kept]
-    # PRIVACY: what is below float32's normal numbers has few digits; rounded up, an example would be too long.   [G16]
-    small = factors < SMALLEST if factors.dtype is torch.float64 and dtype is torch.float32 else None
-    if small is None or not small.any():
-        total = factors.to(dtype) @ _flat(gradients.to(dtype))
-    else:
-        total = factors.masked_fill(small, 0.0).to(dtype) @ _flat(gradients.to(dtype))
-        total += (factors[small] @ _flat(gradients[small].double())).to(dtype)
-    return total.view(gradients.shape[1:])
-
-
-def _flat(gradients: Tensor) -> Tensor:
-    """One row an example; also of none, and of numbers."""
-    if gradients.ndim == 2:
-        return gradients
-    return gradients.reshape(gradients.shape[0], math.prod(gradients.shape[1:]))
-
-
-def _add(p: Any, total: Tensor) -> None:
+def add_to_sum(p: Any, total: Tensor) -> None:
     p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
 
 
-class PrivateOptimizer(_Private, DPOptimizer):
+class PrivateOptimizer(PrivateStep, DPOptimizer):
     """Flat clipping of materialised per-example gradients."""
 
     def clip_and_accumulate(self) -> None:
-        gradients = self.grad_samples
-        norms, kept = example_norms(gradients)
-        self.count(len(norms), kept)
-        factors = clip_factors(norms, self.max_grad_norm)
-        for p, g in zip(self.params, gradients, strict=True):
-            _check_processed_flag(p.grad_sample)
-            _add(p, weighted_sum(factors, g, kept))
-            _mark_as_processed(p.grad_sample)
+        self.add_flat()
 
 
-class PrivatePerLayerOptimizer(_Private, DPPerLayerOptimizer):
+class PrivatePerLayerOptimizer(PrivateStep, DPPerLayerOptimizer):
     """Each tensor clipped to a norm of its own; one record moves the sum by at most the norm of all these."""
 
     def clip_and_accumulate(self) -> None:
-        gradients = self.grad_samples
-        norms, kept = example_norms(gradients)  # one tensor that is not finite, and the example contributes nothing
-        self.count(len(norms), kept)
-        for p, g, most in zip(self.params, gradients, self.max_grad_norms, strict=True):
-            _check_processed_flag(p.grad_sample)
-            _add(p, weighted_sum(clip_factors(example_norms([g])[0], most), g, kept))
-            _mark_as_processed(p.grad_sample)
+        self.add_per_layer(self.max_grad_norms)
 
 
-class PrivateGhostOptimizer(_Private, DPOptimizerFastGradientClipping):
-    """Ghost clipping: the second backward pass has clipped and summed already, into ``p.grad``."""
+class IndependentNoise(PerExampleClipping):
+    """Opacus' independent noise on sums of ours: for DP-SGD on Poisson samples."""
 
-    pending = False  # whether p.grad holds a sum that was not gathered yet
-
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        super().zero_grad(set_to_none)
-        if not self._is_last_step_skipped:
-            self.pending, self.examples = False, 0
-
-    def gather(self) -> None:
-        for p in self.params:
-            if p.grad is None:
-                raise ValueError(
-                    "a parameter has no gradient: call backward() on the loss that make_private's criterion returned, "
-                    "and freeze what the loss does not depend on"
-                )
-        if not self.pending:
-            raise ValueError("there is no gradient of any example: call backward() on the loss before step()")
-        for p in self.params:
-            _add(p, p.grad.to(torch.promote_types(p.grad.dtype, torch.float32)))
-            p.grad = None  # it may be the sum itself now, and a backward pass would add to it
-        self.pending = False
-
-
-def ghost_rounding(module: torch.nn.Module, samplers: Any) -> float:
-    """By how much, relatively, the norms that Opacus computes for ghost clipping may be too small, beyond `ROUNDING`.
-
-    Layers without a rule of their own have their gradients added up at one time, as `row_norms` does not.
-    """
-    longest = 0
-    for part in module.modules():
-        for p in part.parameters(recurse=False):
-            if p.requires_grad:
-                longest = max(longest, *p.shape, 1) if type(part) in samplers else max(longest, p.numel())
-    return max(LOST * longest - ROUNDING, 0.0)
-
-
-class GhostLoss(DPLossFastGradientClipping):
-    """The criterion with ghost clipping; what the model was given is kept until the backward pass, see `_again`."""
-
-    def __init__(self, module: Any, optimizer: PrivateGhostOptimizer, criterion: Any, loss_reduction: str) -> None:
-        super().__init__(module, optimizer, criterion, loss_reduction)
-        self._inputs: tuple[Any, Any] = (), {}
-        self._random: list[Tensor] = []  # of the generators, before the model was called
-        target = getattr(module, "_module", module)
-        target.register_forward_pre_hook(self._keep, with_kwargs=True)
-        self._model = module if isinstance(module, torch.nn.Module) else target
-        # PRIVACY: Opacus' norms may be too small, so that clipping must make up for it.   [G16]
-        self.excess = 1 + ghost_rounding(target, getattr(module, "NORM_SAMPLERS", {}))
-
-    def _keep(self, _: Any, args: Any, kwargs: Any) -> None:
-        self._inputs = args, kwargs
-        self._random = _random_state(self._model)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        loss = super().__call__(*args, **kwargs)
-        return _GhostTensor(self, args, kwargs, loss.loss_per_sample, self._inputs, self._random)
-
-
-class _GhostTensor(DPTensorFastGradientClipping):
-    """A loss whose ``backward()`` makes two passes: norms, then the clipped sum."""
-
-    def __init__(
-        self, loss: GhostLoss, args: Any, kwargs: Any, per_sample: Tensor, inputs: Any, random: list[Tensor]
-    ) -> None:
-        super().__init__(loss.module, loss.optimizer, per_sample, loss.loss_reduction)
-        self._loss, self._call, self._inputs, self._random = loss, (args, kwargs), inputs, random
-
-    def backward(self, kept: Tensor | None = None) -> None:
-        """``kept`` says which examples count, where others stand in for those that do not; see `_again`."""
-        optimizer = self.optimizer
-        if optimizer.pending:
-            optimizer.gather()  # several losses before a step: gradient accumulation
-        losses = self.loss_per_sample
-        losses = losses.reshape(len(losses), -1).mean(dim=1) if losses.ndim > 1 else losses
-        reduced = losses.mean() if self.loss_reduction == "mean" else losses.sum()
-        if not len(losses):
-            reduced = losses.sum()  # the mean of nothing is NaN
-        reduced.backward(retain_graph=True)
+    def add_noise(self) -> None:
+        optimizer = cast(DPOptimizer, self)
         for p in optimizer.params:
-            p.grad = None
-        norms = self.module.get_norm_sample() if len(losses) else losses.detach()
-        refusals.low_precision(norms.dtype)
-        good = torch.isfinite(norms) & torch.isfinite(losses.detach().to(norms.device))
-        if optimizer.release.group.any(not bool(good.all())):
-            self._again(good if kept is None else good & kept, alone=kept is not None)
-            return
-        optimizer.examples += len(losses)
-        coefficients = clip_factors(norms * self._loss.excess, optimizer.max_grad_norm)
-        if kept is not None:
-            optimizer.bad_examples += int((~kept).sum())
-            coefficients = coefficients * kept.to(coefficients.device)
-        self.module.disable_hooks()
-        (coefficients.to(losses.device) * losses).sum().backward()
-        self.module.enable_hooks()
-        optimizer.pending = True
+            # PRIVACY: noise is float32; digits of a float64 sum below that would go out without noise.   [G16]
+            p.summed_grad = p.summed_grad.float().to(torch.promote_types(p.dtype, torch.float32))
+        super().add_noise()  # type: ignore[misc]
+        self.examples = 0
+        for p in optimizer.params:
+            p.grad = p.grad.to(p.dtype, copy=True)
 
-    def _again(self, good: Tensor, alone: bool) -> None:
-        """Both passes once more, with a good example in the place of each that is not finite: 0 · NaN would be NaN.
-
-        The generators are set back first, so that the others meet the same dropout masks as without a bad example
-        among them. Where a stand-in is not finite either, or there is none, the good ones are taken ``alone``.
-        """
-        # PRIVACY: bad examples contribute nothing, and change nothing for the others.   [G16]
-        optimizer, size, count = self.optimizer, len(good), int(good.sum())
-        if not count and not optimizer.release.group.sharded:  # shards: all processes make the same passes
-            optimizer.bad_examples += size
-            optimizer.examples += size
-            for p in optimizer.params:
-                p.grad = torch.zeros_like(p)
-            optimizer.pending = True
-            return
-        alone = alone or not count
-        places = torch.arange(size, device=good.device)
-        chosen = places[good] if alone else torch.where(good, places, places[good][:1])
-
-        def select(item: Any) -> Any:
-            if isinstance(item, Tensor) and item.ndim and len(item) == size:
-                return item.detach()[chosen.to(item.device)]
-            if isinstance(item, list | tuple):
-                return type(item)(select(part) for part in item)
-            if isinstance(item, dict):
-                return {name: select(part) for name, part in item.items()}
-            return item
-
-        (args, kwargs), (call, named) = self._inputs, self._call
-        now = _random_state(self._loss._model)
-        _set_random_state(self._loss._model, self._random)
-        output = self._loss._model(*select(args), **select(kwargs))
-        loss = self._loss(output, *select(call[1:]), **select(named))
-        _set_random_state(self._loss._model, now)
-        if alone:
-            optimizer.bad_examples += size - count
-            optimizer.examples += size - count
-            loss.backward()
-        else:
-            loss.backward(kept=good)
+    def pre_step(self, closure: Any = None) -> Any:
+        made = super().pre_step(closure)  # type: ignore[misc]
+        for p in cast(DPOptimizer, self).params if made else ():
+            p.summed_grad = p.grad_sample = None  # so that a saved model has neither
+        return made
 
 
-def _random_state(module: torch.nn.Module) -> list[Tensor]:
-    """Of the generators that a call of the module may draw from."""
-    device = next(module.parameters()).device
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+class PoissonOptimizer(IndependentNoise, DPOptimizer):
+    """DP-SGD with flat clipping."""
+
+    def clip_and_accumulate(self) -> None:
+        self.add_flat()
 
 
-def _set_random_state(module: torch.nn.Module, state: list[Tensor]) -> None:
-    torch.set_rng_state(state[0])
-    for other in state[1:]:
-        torch.cuda.set_rng_state(other, next(module.parameters()).device)
+class PoissonPerLayerOptimizer(IndependentNoise, DPPerLayerOptimizer):
+    """DP-SGD with a clip norm for each tensor."""
+
+    def clip_and_accumulate(self) -> None:
+        self.add_per_layer(self.max_grad_norms)
