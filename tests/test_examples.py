@@ -124,6 +124,6 @@ def test_the_python_on_the_page_for_users_of_opacus_runs(tmp_path, monkeypatch, 
         "scheduled rates, 36 steps",
         "all 36 steps of the plan are done",
         "at most 3 times, at least 1 steps apart",
-        "opacus.optimizers.optimizer.DPOptimizer",
+        "antiphase.torch.optimizer.PoissonOptimizer",
     ):
         assert words in printed

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -190,6 +191,52 @@ def test_the_json_is_complete():
     assert set(said["versions"]) >= {"antiphase", "numpy", "python", "randomgen"}
     assert said["caveats"]
     assert said["not_private"]
+
+
+def test_parameters_that_are_not_trained_are_named_up_to_ten():
+    """The words name ten of them and count the others; the JSON has all."""
+    said = ap.calibrate(ap.design("dp-sgd", steps=4), noise_multiplier=1.0).statement(1e-5)
+    assert "It covers" not in str(said)
+    for count, words in ((0, ""), (1, "changed: p0."), (10, "p8, p9."), (11, "p9 and 1 more."), (13, "p9 and 3 more.")):
+        names = tuple(f"p{i}" for i in range(count))
+        covered = dataclasses.replace(said, covered_tensors=3, covered_numbers=1234, frozen_parameters=names)
+        text = " ".join(str(covered).split())
+        assert "all 3 parameter tensors of the model that are trained (1,234 numbers)." in text
+        assert words in text
+        assert ("Not trained" in text) == (count > 0)
+        assert ("more." in text) == (count > 10)
+        assert json.loads(covered.to_json())["frozen_parameters"] == list(names)
+
+
+def test_the_words_have_gdp_and_zcdp_where_both_hold_and_what_is_released_before_the_end():
+    """Rounded up, 1/s for GDP and 1/(2s²) for zCDP; neither where one of them is not known."""
+    said = ap.calibrate(ap.design("dp-sgd", steps=4), noise_multiplier=3.0, delta=1e-5).statement(released=4)
+    assert "It is 0.3334-GDP and 0.05556-zCDP." in " ".join(str(said).split())
+    assert "released so far" not in " ".join(str(said).split())
+    for unknown in ({"mu": None}, {"rho": None}, {"mu": None, "rho": None}):
+        assert "GDP" not in str(dataclasses.replace(said, **unknown))
+
+
+def test_what_is_released_has_the_sensitivity_of_its_rows():
+    """That of the first rows; with Poisson samples, that of one step."""
+    f = ap.design("dp-mf", steps=12, epochs=3)
+    said = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5).statement(released=5)
+    assert said.released_sensitivity == f.sensitivity_of(5) < said.sensitivity == f.sensitivity
+    sgd = ap.design("dp-sgd", steps=12, epochs=3)
+    sampled = ap.calibrate(sgd, noise_multiplier=1.0, delta=1e-5, sampler="poisson", sampling_rate=0.1)
+    assert sampled.statement(released=9).released_sensitivity == sampled.sensitivity == 1.0
+    assert sgd.sensitivity_of(9) > 1.0
+
+
+def test_a_statement_cannot_be_changed_and_its_lines_fit():
+    """Lines of at most 100 columns; a field that is set afterwards is refused."""
+    said = ap.calibrate(ap.design("dp-sgd", steps=4), noise_multiplier=1.0).statement(1e-5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        said.epsilon = 0.1
+    assert max(map(len, str(said).splitlines())) <= 100
+    assert f"Mechanism {said.digest[:16]}…, python" in " ".join(str(said).split())
+    assert "ε" in dataclasses.replace(said, caveats=("the ε",)).to_json(), "letters as they are"
+    assert said.to_json().startswith('{\n  "mechanism": "dp-sgd",\n')
 
 
 def test_promises_are_never_rounded_down():

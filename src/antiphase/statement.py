@@ -40,6 +40,7 @@ NOT_PRIVATE = (
     "the choice of hyper-parameters, if it was made by training on the same data",
     "anything, once the noise key is known",
 )
+NAMES = 10  # of frozen parameters, in words; all are in the JSON
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,9 @@ class PrivacyStatement:
     versions: dict[str, str]
     caveats: tuple[str, ...] = CAVEATS
     not_private: tuple[str, ...] = NOT_PRIVATE
+    covered_tensors: int | None = None  # parameters that are trained privately; None where no model is known
+    covered_numbers: int | None = None
+    frozen_parameters: tuple[str, ...] = ()  # parameters of the model that training does not change
 
     def to_json(self) -> str:
         """All of it, as JSON."""
@@ -100,12 +104,22 @@ class PrivacyStatement:
             f"norm {self.clip_norm:g}; to the sum over the batch is added the noise of {self.mechanism}, with noise "
             f"multiplier {self.noise_multiplier:.6g}, encoder sensitivity {self.sensitivity:.6g}{bound}, and so a "
             f"standard deviation of {self.noise_scale:.6g} before correlation.",
+            *([] if self.covered_tensors is None else [self._coverage()]),
             f"Noise: {self.noise_source}.",
             " ".join(self.caveats),
             "Not private: " + "; ".join(self.not_private) + ".",
             f"Mechanism {self.digest[:16]}…, " + ", ".join(f"{k} {v}" for k, v in self.versions.items()) + ".",
         ]
         return "\n".join(textwrap.fill(paragraph, 100) for paragraph in paragraphs)
+
+    def _coverage(self) -> str:
+        shown, count = ", ".join(self.frozen_parameters[:NAMES]), len(self.frozen_parameters)
+        more = f" and {count - NAMES} more" if count > NAMES else ""
+        frozen = f" Not trained, and so not changed: {shown}{more}." if count else ""
+        return (
+            f"It covers all {self.covered_tensors} parameter tensors of the model that are trained "
+            f"({self.covered_numbers:,} numbers).{frozen}"
+        )
 
 
 def rounded_up(value: float) -> str:

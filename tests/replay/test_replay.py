@@ -62,7 +62,8 @@ class Watched:
 
     def __init__(self, release, forced):
         self.release, self.forced = release, forced
-        self.group, self.prepare = release.group, release.prepare
+        self.group, self.prepare, self.after_step = release.group, release.prepare, release.after_step
+        self.most_examples = release.most_examples
         self.queries, self.out, self.shapes = [], [], []
 
     def __call__(self, sums, examples):

@@ -162,6 +162,21 @@ def test_an_engine_that_has_released_does_not_forget_it(key, tmp_path):
     assert sorted(other.release.earlier()) == [5, 5]
 
 
+@pytest.mark.issue(21)
+def test_spent_epsilon_is_of_the_rows_that_were_drawn(key, tmp_path):
+    """A training that went back to step 2 has spent what was released up to step 6."""
+    first = training(key)
+    first.run(2)
+    save(first, tmp_path / "checkpoint")
+    first.run(4)
+    again = training(ap.Key.load(tmp_path / "key"))
+    load(again, tmp_path / "checkpoint")
+    assert again.release.position == 2
+    expected = again.engine.mechanism.epsilon_of_runs([6], 1e-5)
+    assert again.engine.get_epsilon(1e-5, spent=True) == expected
+    assert again.engine.statement(1e-5).released_epsilon == pytest.approx(expected)
+
+
 def test_a_fork_of_a_checkpoint_is_refused(key, tmp_path):
     first = training(key)
     first.run(4)
@@ -235,6 +250,23 @@ def test_no_fresh_start_is_forgotten(key, tmp_path):
     load(back, tmp_path / "checkpoint")
     assert sorted(back.release.earlier()) == [9, 9, 9]
     assert first.engine.mechanism.epsilon(1e-5) < spent[0] < spent[1] < spent[2] < back.engine.get_epsilon(1e-5)
+
+
+def test_what_is_spent_counts_rows_drawn_after_the_checkpoint(key, tmp_path):
+    """Going back to step 3 of a run that drew 8 rows does not take back the other 5."""
+    first = training(key)
+    first.run(3)
+    at_checkpoint = first.engine.get_epsilon(1e-5, spent=True)
+    save(first, tmp_path / "checkpoint")
+    first.run(5)
+    spent = first.engine.get_epsilon(1e-5, spent=True)
+    assert at_checkpoint < spent
+    again = training(ap.Key.load(tmp_path / "key"))
+    load(again, tmp_path / "checkpoint")
+    assert (again.release.position, again.release.drawn) == (3, 8)
+    assert again.engine.get_epsilon(1e-5, spent=True) == spent
+    assert again.engine.statement().released_epsilon == spent
+    assert again.engine.statement().released_rows == 8
 
 
 def test_a_resume_with_accumulation_begins_at_the_right_batch(key, tmp_path):

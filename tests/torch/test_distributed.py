@@ -239,6 +239,8 @@ def test_one_killed_process_stops_all_and_all_go_on_to_the_same_weights(tmp_path
     (run,) = [record["run"] for record in ap.Key.load(key).runs()]
     copy = tmp_path / "copy.key"
     shutil.copy(key, copy)
+    for rank in range(2):
+        (tmp_path / f"copy.key.{run}.{rank}.ledger").touch(mode=0o600)
     jobs = [["train", training | {"resume": True}], ["train", {"key": str(copy), "run": run}]]
     resumed, whole = Processes(tmp_path, 2, jobs, "resumed").results()
     for r in resumed:
@@ -403,6 +405,21 @@ def test_one_process_of_three_that_disagrees_is_enough(monkeypatch):
     monkeypatch.setattr(dist, "all_gather_object", gathered)
     with pytest.raises(StateError, match="the processes disagree on the key"):
         Group(0, 3).require_same("key", "mine")
+
+
+@pytest.mark.issue(21)
+def test_sums_of_processes_are_added_up_in_float64(monkeypatch):
+    """In float32, 1e8 of two processes that cancel would take the digits of the third along."""
+
+    def all_reduce(part):
+        part.add_(1e8)
+        part.sub_(1e8)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    own = torch.tensor([0.1, 0.2, 0.3])
+    (found,) = Group(0, 3).summed([own.clone()], [own])
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, own, atol=1e-7, rtol=0)
 
 
 def test_parts_of_a_batch_are_those_of_rank_0s_order(monkeypatch):

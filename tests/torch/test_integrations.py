@@ -1,16 +1,19 @@
 """The engine inside of other people's loops. Skipped without their packages, which `make setup` does not install."""
 
 import copy
+import time
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import antiphase as ap
 from antiphase.errors import HorizonError
 from antiphase.torch import PrivacyEngine, sampler_for
+from antiphase.torch import engine as private_engine
 from antiphase.torch.huggingface import PrivateTrainer
 from antiphase.torch.lightning import PrivacyCallback
 from antiphase.torch.release import row_of
@@ -436,3 +439,144 @@ class TestHuggingFace:
         data = [{**e, "labels": float(e["labels"])} for e in sentences()]
         with pytest.raises(ValueError, match="override"):
             hf_trainer(hf, tmp_path, bert(hf), dataset=data).train()
+
+
+# ---- Per-example gradients of models of transformers -------------------------------------------------------
+
+LENGTH, VOCABULARY, CLASSES = 7, 40, 3
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+DROP = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+ADAPTED = {"gpt2": ["c_attn", "c_proj", "c_fc"], "llama": ["q_proj", "v_proj", "down_proj"]}  # GPT-2's are Conv1D
+ADAPTED |= {"bert": ["query", "value", "dense"], "vit": "all-linear"}
+
+
+def transformer(hf, kind, lora=False):
+    """With random weights, and dropout."""
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        sizes = {"vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 4}
+        model = hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))  # dropout is 0.1
+    elif kind == "llama":
+        sizes = SMALL | {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "max_position_embeddings": 16}
+        model = hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, attention_dropout=0.1))
+    elif kind == "bert":
+        sizes = SMALL | {"vocab_size": VOCABULARY, "max_position_embeddings": 16, "num_labels": CLASSES}
+        model = hf.BertForSequenceClassification(hf.BertConfig(**sizes, **DROP))
+    else:
+        sizes = SMALL | {"image_size": 8, "patch_size": 4, "num_labels": CLASSES}
+        model = hf.ViTForImageClassification(hf.ViTConfig(**sizes, **DROP))
+    if not lora:
+        return model
+    peft = pytest.importorskip("peft", reason="needs the extra antiphase[huggingface]")
+    options = {"r": 2, "lora_dropout": 0.1, "target_modules": ADAPTED[kind], "fan_in_fan_out": kind == "gpt2"}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**options))
+    for name, p in adapted.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(p, std=0.1)  # zeros, and A has no gradient
+    return adapted
+
+
+def transformer_data(kind, size=SIZE):
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for i in range(size):
+        if kind == "vit":
+            inputs = {"pixel_values": torch.randn(3, 8, 8, generator=generator)}
+        else:
+            mask = torch.ones(LENGTH, dtype=torch.long)
+            mask[LENGTH - i % 3 :] = 0
+            inputs = {"input_ids": torch.randint(VOCABULARY, (LENGTH,), generator=generator), "attention_mask": mask}
+        labels = inputs["input_ids"] if kind in ("gpt2", "llama") else torch.tensor(i % CLASSES)
+        made.append({**inputs, "labels": labels})
+    return made
+
+
+def example_losses(logits, labels):
+    """Of each example: the cross-entropy of its label, or the mean over its tokens."""
+    each = F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none")
+    return each.flatten(1).mean(1) if each.ndim > 1 else each
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "vit"])
+class TestTransformers:
+    def private(self, hf, kind, lora, mode, clip=CLIP):
+        model = transformer(hf, kind, lora)
+        engine = engine_for()
+        loader = DataLoader(transformer_data(kind), batch_size=BATCH, shuffle=True)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
+        made = engine.make_private(
+            module=model, optimizer=optimizer, criterion=nn.CrossEntropyLoss(), data_loader=loader,
+            noise_multiplier=1.0, target_delta=1e-5, max_grad_norm=clip, epochs=EPOCHS, grad_sample_mode=mode,
+        )  # fmt: skip
+        return engine, model, made
+
+    def backward(self, made, mode, batch):
+        """The private backward pass."""
+        inputs, labels = {n: t for n, t in batch.items() if n != "labels"}, batch["labels"]
+        logits = made[0](**inputs).logits
+        if mode == "ghost":
+            made[2](logits.movedim(-1, 1), labels).backward()
+        else:
+            example_losses(logits, labels).mean().backward()
+
+    def test_the_gradient_check_passes(self, hf, kind, lora, mode, monkeypatch, shown):
+        """With dropout on, in less than a second or two steps; and training goes on from there."""
+        taken, check = [], private_engine.check_gradients
+
+        def timed(*args):
+            start = time.perf_counter()
+            found = check(*args)
+            taken.append(time.perf_counter() - start)
+            return found
+
+        monkeypatch.setattr(private_engine, "check_gradients", timed)
+        engine, model, made = self.private(hf, kind, lora, mode)
+        assert engine._unchecked is None
+        before = copy.deepcopy(model)
+        start = time.perf_counter()
+        for _, batch in zip(range(2), made[-1], strict=False):
+            made[1].zero_grad()
+            self.backward(made, mode, batch)
+            made[1].step()
+        steps = time.perf_counter() - start
+        assert moved(before, model)
+        name = f"gradient check of {kind}{' with LoRA' if lora else ''}, {mode}"
+        shown(name, f"{taken[0]:.3f} s", f"≤ 1 s or two steps ({steps:.3f} s)")
+        assert taken[0] < max(1.0, steps)
+
+    @pytest.mark.parametrize("clip", [0.05, 100.0], ids=["all clipped", "none clipped"])
+    def test_the_sum_is_that_of_clipped_batches_of_one(self, hf, kind, lora, mode, clip, shown):
+        """In float64, one example at a time, dropout off: to 1e-3 of the sum."""
+        _, model, made = self.private(hf, kind, lora, mode, clip)
+        batch = next(iter(made[-1]))
+        model.eval()
+        made[1].zero_grad()
+        with made[0].recorder.always_on():
+            self.backward(made, mode, batch)
+        made[1].gather()
+        found = {name: p.summed_grad.double() for name, p in model.named_parameters() if p.requires_grad}
+        made[0].disable_hooks()
+        exact = transformer(hf, kind, lora)
+        exact.load_state_dict(model.state_dict())
+        exact = exact.double().eval()
+        trained = {name: p for name, p in exact.named_parameters() if p.requires_grad}
+        sums = {name: torch.zeros_like(p) for name, p in trained.items()}
+        for i in range(BATCH):
+            one = {n: t[i : i + 1].double() if t.is_floating_point() else t[i : i + 1] for n, t in batch.items()}
+            labels = one.pop("labels")
+            loss = example_losses(exact(**one).logits, labels).sum()
+            gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+            gradients = [
+                torch.zeros_like(p) if g is None else g for p, g in zip(trained.values(), gradients, strict=True)
+            ]
+            norm = torch.sqrt(sum((g**2).sum() for g in gradients))
+            for name, g in zip(trained, gradients, strict=True):
+                sums[name] += g * min(1.0, clip * (1 - made[1].clip_margin) / float(norm))
+        error = torch.sqrt(sum(((found[n] - s) ** 2).sum() for n, s in sums.items()))
+        scale = torch.sqrt(sum((s**2).sum() for s in sums.values()))
+        assert scale > 0
+        name = f"sum of {kind}{' with LoRA' if lora else ''}, {mode}, {'clipped' if clip < 1 else 'not clipped'}"
+        shown(name, f"{float(error / scale):.1e}", "≤ 1e-3")
+        assert error <= 1e-3 * scale

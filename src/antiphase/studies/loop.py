@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphase.data.dataset import Split
-from antiphase.torch.optimizer import ROUNDING
+
+CLIP_MARGIN = 1e-5  # by how much clipped examples are shorter than the clip norm, for the rounding of norms
 
 Matrix = NDArray[np.float32]
 Batches = Iterable[Any]  # of indices of examples
@@ -73,7 +74,7 @@ def train(
         if clip_norm is not None:
             norms = np.sqrt(np.square(residuals).sum(axis=1, keepdims=True)) * examples.norms[batch]
             with np.errstate(divide="ignore"):  # an example without a gradient is not clipped
-                residuals *= np.minimum(np.float32(clip_norm * (1 - ROUNDING)) / norms, 1)
+                residuals *= np.minimum(np.float32(clip_norm * (1 - CLIP_MARGIN)) / norms, 1)
         update = residuals.reshape(len(weights), -1) @ x
         if noise is not None:
             update += next(noise).reshape(weights.shape)

@@ -26,10 +26,9 @@ from antiphase.noise.key import Key
 from antiphase.report import figures
 from antiphase.studies import accuracies, wavelets
 from antiphase.studies.cifar10 import noise_multiplier
-from antiphase.studies.loop import Examples
+from antiphase.studies.loop import CLIP_MARGIN, Examples
 from antiphase.studies.running import Cell, Found, Result, Table
 from antiphase.studies.tuning import remembered
-from antiphase.torch.optimizer import ROUNDING
 from antiphase.torch.sampling import FixedOrder
 
 NAME = "scattering"
@@ -130,7 +129,7 @@ def side_by_side(
         residuals /= residuals.sum(axis=2, keepdims=True) + np.exp(-top)
         residuals -= examples.targets[batch][:, None]
         norms = np.linalg.norm(residuals, axis=2) * examples.norms[batch][:, None]
-        residuals *= np.minimum(np.float32(clip_norm * (1 - ROUNDING)) / np.maximum(norms, 1e-30), 1)[:, :, None]
+        residuals *= np.minimum(np.float32(clip_norm * (1 - CLIP_MARGIN)) / np.maximum(norms, 1e-30), 1)[:, :, None]
         update = (residuals.reshape(len(x), -1).T @ x).reshape(weights.shape)
         update += scales[:, None, None] * next(noise)
         update *= steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +10,16 @@ import numpy as np
 import torch
 
 from antiphase import files
-from antiphase.errors import FileFormatError, KeyFileError, ParticipationError, StateError
+from antiphase.errors import AntiphaseWarning, FileFormatError, KeyFileError, ParticipationError, StateError
 from antiphase.factorization.base import MALFORMED
 from antiphase.torch import distributed
 from antiphase.torch.release import Release
 
 
-def save(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, order: Any) -> None:
-    """Everything that going on needs but the key."""
+def save(
+    path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, order: Any, more: dict[str, Any]
+) -> None:
+    """Everything that going on needs but the key, and ``more`` of the user's: plain values and tensors."""
     tensors: dict[str, Any] = {}
     content = {
         "what": "checkpoint",
@@ -26,6 +29,7 @@ def save(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Releas
         "random": _packed(torch.get_rng_state(), tensors),
         "release": _packed(release.state(), tensors),
         "order": _packed(order, tensors),
+        "more": _packed(more, tensors),
         "tensors": tensors,
     }
     # PRIVACY: it says who took part, and with sampled batches who will.   [G11]
@@ -34,8 +38,10 @@ def save(path: Any, module: Any, optimizer: Any, scheduler: Any, release: Releas
 
 def load(
     path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, go_on: Callable[[Any, Any], None]
-) -> None:
+) -> dict[str, Any]:
     """Put everything back; ``go_on`` is called with the state of the release and the order of the batches first.
+
+    Returns what `save` was given as ``more``.
 
     Guarantee: the file is checked against its digest before anything is changed, and nothing in it is executed.   [G6]
     """
@@ -45,6 +51,7 @@ def load(
         if content["what"] != "checkpoint":
             raise FileFormatError(f"{path}: holds a {content['what']!r}, not a checkpoint")
         tensors = content["tensors"] | {"like": next(filter(distributed.is_shard, module.parameters()), None)}
+        more: dict[str, Any] = _unpacked(content["more"], tensors)
         go_on(_unpacked(content["release"], tensors), _unpacked(content["order"], tensors))
         try:
             module.load_state_dict(_unpacked(content["module"], tensors))
@@ -55,6 +62,7 @@ def load(
         if scheduler is not None and content["scheduler"] is not None:
             scheduler.load_state_dict(_unpacked(content["scheduler"], tensors))
         torch.set_rng_state(_unpacked(content["random"], tensors))
+        return more
     except (FileFormatError, KeyFileError, StateError, ParticipationError):
         raise
     except MALFORMED as error:
@@ -84,8 +92,21 @@ def only_scheduler(more: dict[str, Any]) -> Any:
     scheduler = more.pop("scheduler", None)
     given = sorted(name for name, value in more.items() if value is not None)
     if given:
-        raise TypeError(f"{given}: a checkpoint of a planned mechanism takes module, optimizer and scheduler")
+        raise TypeError(
+            f"{given}: a checkpoint of a planned mechanism takes module, optimizer, scheduler and checkpoint_dict"
+        )
     return scheduler
+
+
+def warn_of_lost_key(release: Release) -> None:
+    """Say at save time that the checkpoint is of no use once the process has ended, and how to keep the key."""
+    if release.key.path is None and not release.key.is_insecure:
+        warnings.warn(
+            "save_checkpoint: the key of this run is in memory alone, so that no other process can go on from this "
+            'checkpoint. Keep the key in a file from the start: PrivacyEngine(key="path") creates or loads it',
+            AntiphaseWarning,
+            stacklevel=3,
+        )
 
 
 def _packed(item: Any, tensors: dict[str, Any]) -> Any:
@@ -125,7 +146,8 @@ def _unpacked(item: Any, tensors: dict[str, Any]) -> Any:
         return item
     kind = item["$"]
     if kind == "tensor":
-        array = tensors[item["name"]].reshape(item["shape"])
+        # Each was given a name of its own; a second use could make many copies of one tensor.
+        array = tensors.pop(item["name"]).reshape(item["shape"])
         if item["type"] == "numpy":
             return array
         tensor = torch.from_numpy(np.array(array))

@@ -120,8 +120,11 @@ class Group:
         if self.sharded:
             return [as_shard(part, model) for part, model in zip(parts, like, strict=True)]
         if self.world > 1:
-            for part in parts:
+            # PRIVACY: in float32 the rounding of the sum would grow with the number of processes.   [G17]
+            wide = [part.double() for part in parts]
+            for part in wide:
                 self._guarded(lambda part=part: dist.all_reduce(part))
+            return [part.float() for part in wide]
         return parts
 
     def any(self, here: bool) -> bool:

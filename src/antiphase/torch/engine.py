@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import os
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,28 @@ import opacus
 import torch
 from torch import nn
 
-from antiphase.design import design
-from antiphase.errors import KeyFileError, ParticipationError, StateError
+from antiphase.errors import AntiphaseWarning, KeyFileError, ParticipationError, StateError
 from antiphase.factorization.base import MALFORMED, Factorization
 from antiphase.ledger import ParticipationLedger
-from antiphase.mechanism import Mechanism, calibrate, load
+from antiphase.mechanism import Mechanism, load
 from antiphase.noise.key import Key
 from antiphase.participation import Participation, min_separation
 from antiphase.statement import PrivacyStatement
-from antiphase.torch import checkpoint, refusals
+from antiphase.torch import checkpoint, coverage, earlier_runs, refusals
+from antiphase.torch.coverage import Coverage
 from antiphase.torch.distributed import Group, plain
-from antiphase.torch.optimizer import GhostLoss, PrivateGhostOptimizer, PrivateOptimizer, PrivatePerLayerOptimizer
-from antiphase.torch.plan import Plan, derive
+from antiphase.torch.frozen import FrozenSettings, ReleasedOnce
+from antiphase.torch.ghost_clipping import GhostLoss, PoissonGhostOptimizer, PrivateGhostOptimizer, recorded
+from antiphase.torch.gradient_check import check_gradients
+from antiphase.torch.opacus_sampling import PoissonLoader, refuse_other_examples
+from antiphase.torch.optimizer import (
+    IndependentNoise,
+    PoissonOptimizer,
+    PoissonPerLayerOptimizer,
+    PrivateOptimizer,
+    PrivatePerLayerOptimizer,
+)
+from antiphase.torch.plan import Plan, PlannedRates, calibrated, planned
 from antiphase.torch.probe import refuse_mixing
 from antiphase.torch.release import Release
 from antiphase.torch.sampling import (
@@ -37,6 +47,7 @@ from antiphase.torch.sampling import (
     public_batch_size,
     sampled_loader,
 )
+from antiphase.torch.unchanged import UnchangedModel
 
 OPTIMIZERS: dict[tuple[str, str], Any] = {
     ("hooks", "flat"): PrivateOptimizer,
@@ -47,15 +58,26 @@ OPTIMIZERS: dict[tuple[str, str], Any] = {
     ("ghost_fsdp", "flat"): PrivateGhostOptimizer,
 }
 
+POISSON: dict[tuple[str, str], Any] = {
+    ("hooks", "flat"): PoissonOptimizer,
+    ("hooks", "per_layer"): PoissonPerLayerOptimizer,
+    ("functorch", "flat"): PoissonOptimizer,
+    ("functorch", "per_layer"): PoissonPerLayerOptimizer,
+    ("ghost", "flat"): PoissonGhostOptimizer,
+}
+
 
 class PrivacyEngine(opacus.PrivacyEngine):
     """Opacus' ``PrivacyEngine`` for every mechanism of `antiphase.design`.
 
     ``mechanism`` is a name, with its options as keywords, or a `Factorization`, a `Mechanism`, or the path of a file
-    that holds one. With ``mechanism="dp-sgd"`` and Poisson sampling everything is Opacus' own.
+    that holds one. With ``mechanism="dp-sgd"`` and Poisson sampling noise and accountant are Opacus' own; clipping is
+    ours, samples are recorded, and a step on other examples is refused.
 
-    ``key`` is the secret that the noise is made from. Without one a new key is made and kept in memory, and such a
-    run cannot go on after the process has ended: for that, ``Key.generate().save(path)`` and ``Key.load(path)``.
+    ``key`` is the secret that the noise is made from, or the path of its file, which is created if it is not there.
+    Without one a new key is made and kept in memory, and such a run cannot go on after the process has ended.
+
+    An engine has one plan: a second make_private before the first step voids the first, and is refused after it.
 
     Guarantee: what reaches the model is the clipped sum plus its row of noise, divided by a public constant.   [G16]
     """
@@ -66,7 +88,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         mechanism: str | os.PathLike[str] | Factorization | Mechanism = "dp-mf+",
         accountant: str = "prv",
         secure_mode: bool = False,
-        key: Key | None = None,
+        key: Key | str | os.PathLike[str] | None = None,
         **design_options: Any,
     ) -> None:
         named_dp_sgd = isinstance(mechanism, str) and mechanism == "dp-sgd"
@@ -84,8 +106,15 @@ class PrivacyEngine(opacus.PrivacyEngine):
         if not isinstance(mechanism, str) and design_options:
             raise TypeError(f"{sorted(design_options)}: options are for designs by name; this one is made already")
         self._wanted, self._options = mechanism, design_options
-        self.key = key
+        self.key = key if key is None or isinstance(key, Key) else Key.load_or_create(key)
         self.plan: Plan | None = None
+        self._optimizer: Any = None
+        self._inner_guard: Any = None
+        self._frozen: FrozenSettings | None = None
+        self._coverage: Coverage | None = None
+        self._unchanged: UnchangedModel | None = None
+        self._unchecked: str | None = None  # why per-example gradients were not compared with batches of one
+        self._warned_of_lost_key = False
         self._mechanism: Mechanism | None = None
         self._release: Release | None = None
         self._trusted = False
@@ -120,6 +149,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
         target_delta: float | None = None,
         memory: str | int = "2GB",
         probe: bool = True,
+        probe_inputs: Callable[[int], Any] | None = None,
+        uncovered: str = "refuse",
         **kwargs: Any,
     ) -> Any:
         """Opacus' ``make_private``, and ``epochs`` or ``steps``, since correlated noise is planned ahead.
@@ -131,7 +162,12 @@ class PrivacyEngine(opacus.PrivacyEngine):
         the number of steps; ``target_epsilon`` and ``target_delta`` are another way to say how much. ``scheduler``
         (stepped every ``"step"`` or every ``"epoch"``) tells the learning rates ahead. ``participation`` replaces fixed
         epochs, or is ``"trusted"`` where batches have no indices: who takes part when is then the user's word, and the
-        statement says so. ``probe`` looks whether the model mixes examples.
+        statement says so. Every parameter that requires a gradient must be in ``optimizer``; ``uncovered="freeze"``
+        freezes the others.
+
+        The gradient check compares per-example gradients with batches of one on made-up inputs;
+        ``probe_inputs(count)`` makes them where they cannot be made up from the loader. ``probe=False`` leaves it
+        out, and the statement says so.
         """
         criterion = nn.CrossEntropyLoss() if criterion is None else criterion
         wrapping: dict[str, Any] = {
@@ -141,107 +177,173 @@ class PrivacyEngine(opacus.PrivacyEngine):
             "grad_sample_mode": grad_sample_mode,
             "wrap_model": wrap_model,
         }
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")  # of Opacus' hooks, at every step
         if self._uses_opacus(poisson_sampling, planned=epochs is not None or steps is not None):
-            if target_epsilon is not None:
-                raise TypeError(
-                    f"target_epsilon = {target_epsilon}: here everything is Opacus' own, whose make_private takes a "
-                    "noise_multiplier; use make_private_with_epsilon"
-                )
-            if self.key is not None:
-                warnings.warn(
-                    "key: it is not used. Here everything is Opacus' own, and noise comes from torch's generator; with "
-                    "a plan (epochs=…, poisson_sampling=False) it would come from the key",
-                    stacklevel=2,
-                )
-            if self._mechanism is not None:
-                # PRIVACY: what Opacus releases is in its accountant alone, and the plan's ε would not count it.   [G15]
-                raise ValueError(
-                    "this engine has a plan. For Poisson samples of Opacus' own use an engine of their own"
-                )
-            poisson = poisson_sampling is not False
-            # PRIVACY: Opacus' ε is that of Poisson samples, and holds for no other batches; see get_epsilon.   [G9]
-            self._sampled = self._sampled and poisson
-            return super().make_private(
-                module=module,
-                optimizer=optimizer,
-                criterion=criterion,
-                data_loader=data_loader,
-                noise_multiplier=noise_multiplier,
-                poisson_sampling=poisson,
-                clipping=clipping,
-                noise_generator=noise_generator,
-                rand_on_empty=rand_on_empty,
-                **wrapping,
-                **kwargs,
-            )
+            refusals.foreign_parameters(module, optimizer)
+            coverage.require_coverage(module, optimizer, uncovered)
+            return self._private_by_opacus(
+                poisson_sampling is not False, target_epsilon, probe, probe_inputs, module=module,
+                optimizer=optimizer, criterion=criterion, data_loader=data_loader,
+                noise_multiplier=noise_multiplier, clipping=clipping,
+                noise_generator=noise_generator, rand_on_empty=rand_on_empty, **wrapping, **kwargs,
+            )  # fmt: skip
         how = grad_sample_mode, clipping
         refusals.options(poisson_sampling, noise_generator, how, OPTIMIZERS, loss_reduction, kwargs)
-        if released := self._released():
-            # PRIVACY: what was released before, by a plan or by Opacus, would be forgotten.   [G15]
-            raise ValueError(
-                f"this engine has released {released} steps. A second training on the same data is a second release: "
-                "use an engine of its own, and add the two up"
-            )
+        self._refuse_second_training()
         refusals.warn_of_large(target_delta, data_loader)
-        plan = self._planned(
-            optimizer,
-            self._batches(data_loader),
-            epochs=epochs,
-            steps=steps,
-            scheduler=scheduler,
-            scheduler_every=scheduler_every,
-            accumulation=gradient_accumulation_steps,
-            participation=participation,
+        trusted = participation == "trusted"
+        # Plan
+        plan = planned(
+            self._wanted, optimizer, data_loader, epochs=epochs, steps=steps, scheduler=scheduler,
+            scheduler_every=scheduler_every, accumulation=gradient_accumulation_steps, participation=participation,
+        )  # fmt: skip
+        mechanism = calibrated(
+            self._wanted, self._options, plan, max_grad_norm, noise_multiplier, target_epsilon, target_delta
         )
-        mechanism = self._calibrated(plan, max_grad_norm, noise_multiplier, target_epsilon, target_delta)
-        refusals.foreign_parameters(module, optimizer)
+        # Validate
         group = Group.of(module, grad_sample_mode)
         group.require_same("mechanism", mechanism.digest)
-        trusted = participation == "trusted"
-        # The batch size of all processes together; a loader that is trusted is each process's own.
-        batch_size = public_batch_size(data_loader) * (group.world if trusted else 1)
-        loader: Any = data_loader
-        if mechanism.amplified:
-            refusals.what_sampling_does_not_cover(group, gradient_accumulation_steps, trusted)
-            loader = sampled_loader(data_loader, mechanism)
-        elif not trusted:
-            loader = fixed_order_loader(data_loader)
-            group.share(loader)
-        refusals.other_batches(mechanism, loader)
-        self.validate(module=module, optimizer=None, data_loader=None)
-        refusals.what_opacus_gets_wrong(module, grad_sample_mode)
-        if probe:
-            refuse_mixing(module, data_loader)
-        wrapped = self._prepare_model(module, **wrapping)
-        if isinstance(optimizer, opacus.optimizers.DPOptimizer):
-            optimizer = optimizer.original_optimizer
+        loader = _loader_for(mechanism, data_loader, group, plan, trusted)
+        self._validated(module, optimizer, grad_sample_mode, uncovered, data_loader if probe else None)
+        key = self._agreed_key(group)
+        # Wrap
+        wrapped = recorded(
+            module, grad_sample_mode, batch_first=batch_first, loss_reduction=loss_reduction, wrap_model=wrap_model
+        )
         private = OPTIMIZERS[how](
-            optimizer=optimizer,
+            optimizer=getattr(optimizer, "original_optimizer", optimizer),
             noise_multiplier=mechanism.noise_multiplier,
             max_grad_norm=max_grad_norm,
-            expected_batch_size=batch_size * gradient_accumulation_steps,
+            # The batch size of all processes together; a loader that is trusted is each process's own.
+            expected_batch_size=public_batch_size(data_loader) * (group.world if trusted else 1) * plan.accumulation,
             loss_reduction=loss_reduction,
         )
         release = Release(
             mechanism,
-            self._agreed_key(group),
+            key,
             _named_shapes(module, private.params),
             float(private.expected_batch_size) if loss_reduction == "mean" else 1.0,
             batches=None if trusted else loader.batch_sampler,
-            ledger=None if trusted else ParticipationLedger(_taking_part(mechanism, plan), len(loader.dataset)),
+            ledger=None if trusted else ParticipationLedger(_taking_part(mechanism), len(loader.dataset)),
             group=group,
             memory=memory,
+            most_examples=_most_examples(private.expected_batch_size, loader),
+            data=earlier_runs.fingerprint(key, getattr(data_loader, "dataset", None)),
         )
         if mechanism.amplified:
             loader.batch_sampler.position = lambda: release.position
         group.require_same("tensors and batches", [*release._shapes.items(), release.divisor])
+        self._unchecked = "probe = False"
+        if probe:
+            self._unchecked = check_gradients(module, wrapped, grad_sample_mode, data_loader, probe_inputs)
+        self._void_first_plan(private.original_optimizer)
         private.attach(release)
+        self._inner_guard = private.original_optimizer.register_step_pre_hook(ReleasedOnce(release))
+        ghost = grad_sample_mode in ("ghost", "ghost_fsdp")
+        loss = GhostLoss(wrapped, private, criterion, loss_reduction) if ghost else None
+        # Guard
+        self._frozen = FrozenSettings(
+            module=module, wrapped=wrapped, optimizer=private, release=release, loader=loader, criterion=loss
+        )
+        rates = PlannedRates(plan, private.original_optimizer, lambda: release.position)
+        self._unchanged = UnchangedModel(plain(module), lambda: release.position, private.has_gradients)
+        self._unchanged.attach()
+        release.after_step.append(self._unchanged.done)
+        unused = coverage.UnusedParameters(private, plan.every)
+        release.guards += [self._frozen, self._unchanged, rates, unused]
         self.plan, self._mechanism, self._release, self._trusted = plan, mechanism, release, trusted
+        self._optimizer, self._coverage = private, Coverage.of(module)
         self.accountant = PlanAccountant(self)
-        if grad_sample_mode in ("ghost", "ghost_fsdp"):
-            return wrapped, private, GhostLoss(wrapped, private, criterion, loss_reduction), loader
-        return wrapped, private, loader
+        return (wrapped, private, loss, loader) if ghost else (wrapped, private, loader)
+
+    def _validated(self, module: nn.Module, optimizer: Any, mode: str, uncovered: str, probed: Any) -> None:
+        """Refuse models and optimizers that the promise would not hold for; ``probed`` is a loader, or None."""
+        refusals.foreign_parameters(module, optimizer)
+        coverage.require_coverage(module, optimizer, uncovered)
+        self.validate(module=module, optimizer=None, data_loader=None)
+        if probed is not None:
+            refuse_mixing(module, probed)
+
+    def _private_by_opacus(
+        self, poisson: bool, target_epsilon: float | None, probe: bool, probe_inputs: Any, **arguments: Any
+    ) -> Any:
+        """DP-SGD with Opacus' noise and accountant, and clipping of ours; its Poisson samples are recorded."""
+        if target_epsilon is not None:
+            raise TypeError(
+                f"target_epsilon = {target_epsilon}: here everything is Opacus' own, whose make_private takes a "
+                "noise_multiplier; use make_private_with_epsilon"
+            )
+        if self.key is not None:
+            warnings.warn(
+                "key: it is not used. Here everything is Opacus' own, and noise comes from torch's generator; with "
+                "a plan (epochs=…, poisson_sampling=False) it would come from the key",
+                AntiphaseWarning,
+                stacklevel=3,
+            )
+        if self._mechanism is not None:
+            # PRIVACY: what Opacus releases is in its accountant alone, and the plan's ε would not count it.   [G15]
+            raise ValueError("this engine has a plan. For Poisson samples of Opacus' own use an engine of their own")
+        # PRIVACY: Opacus' ε is that of Poisson samples, and holds for no other batches; see get_epsilon.   [G9]
+        self._sampled = self._sampled and poisson
+        made = super().make_private(poisson_sampling=poisson, **arguments)
+        module: nn.Module = arguments["module"]
+        optimizer: Any = made[1]
+        guards: list[Callable[[], None]] = [partial(coverage.refuse_uncovered, module, optimizer)]
+        if isinstance(optimizer, IndependentNoise):
+            if probe:
+                check_gradients(module, made[0], arguments["grad_sample_mode"], arguments["data_loader"], probe_inputs)
+            unchanged = UnchangedModel(plain(module), self._released, optimizer.has_gradients)
+            unchanged.attach()
+            optimizer.original_optimizer.register_step_post_hook(lambda *_: unchanged.done())  # type: ignore[attr-defined]
+            guards.append(unchanged)
+        if isinstance(made[-1], PoissonLoader):
+            refuse_other_examples(optimizer, made[-1], guards)
+        return made
+
+    def _prepare_model(self, module: nn.Module, *, grad_sample_mode: str = "hooks", **options: Any) -> Any:
+        """Opacus calls this for DP-SGD on Poisson samples: per-example gradients are ours there too."""
+        if grad_sample_mode not in ("hooks", "functorch", "ghost") or Group.current().world > 1:
+            world = Group.current().world
+            warnings.warn(
+                f"grad_sample_mode = {grad_sample_mode!r}, {world} process(es): clipping is Opacus' own. "
+                "Its norms are no upper bounds in floating point, so that an example may contribute more than "
+                'the clip norm. Use one process and "hooks" or "ghost", or a plan (epochs=…, poisson_sampling=False)',
+                AntiphaseWarning,
+                stacklevel=5,
+            )
+            return super()._prepare_model(module, grad_sample_mode=grad_sample_mode, **options)
+        self.validate(module=module, optimizer=None, data_loader=None)
+        return recorded(
+            module,
+            grad_sample_mode,
+            batch_first=options.get("batch_first", True),
+            loss_reduction=options.get("loss_reduction", "mean"),
+            wrap_model=options.get("wrap_model", True),
+        )
+
+    def _prepare_optimizer(self, **options: Any) -> Any:
+        """Opacus calls this for DP-SGD on Poisson samples."""
+        made: Any = super()._prepare_optimizer(**options)
+        kind = POISSON.get((options.get("grad_sample_mode", "hooks"), options.get("clipping", "flat")))
+        if kind is not None and not options.get("distributed", False):
+            made.__class__ = kind  # of the same base, with clipping of ours
+        return made
+
+    def _prepare_criterion(self, **parts: Any) -> Any:
+        """Opacus calls this for ghost clipping on Poisson samples."""
+        if not isinstance(parts["optimizer"], PoissonGhostOptimizer):
+            return super()._prepare_criterion(**parts)
+        reduction = parts.get("loss_reduction", "mean")
+        return GhostLoss(parts["module"], parts["optimizer"], parts["criterion"], reduction)
+
+    def _prepare_data_loader(self, data_loader: Any, **how: Any) -> Any:
+        """Opacus' loader; one of Poisson samples records what it hands over.
+
+        Several processes have no record, since some of Opacus' optimizers for these add noise in the backward pass.
+        """
+        loader: Any = super()._prepare_data_loader(data_loader, **how)
+        if how["poisson_sampling"] and not how["distributed"]:
+            return PoissonLoader.recording(loader, how.get("rand_on_empty", False))
+        return loader
 
     def make_private_with_epsilon(
         self, *, target_epsilon: float, target_delta: float, epochs: int | None = None, **arguments: Any
@@ -295,32 +397,75 @@ class PrivacyEngine(opacus.PrivacyEngine):
             raise ValueError("there is no plan to state: call make_private first, with a mechanism of antiphase's")
         release = self._planned_release()
         made = self._mechanism.statement(delta, released=release.drawn, insecure=release.key.is_insecure)
+        assert self._coverage is not None
+        made = dataclasses.replace(
+            made, covered_tensors=self._coverage.tensors, covered_numbers=self._coverage.numbers,
+            frozen_parameters=self._coverage.frozen,
+        )  # fmt: skip
         if self._trusted:
             vouched = made.participation + ", on the user's word, not checked"
             made = dataclasses.replace(made, participation=vouched)
+        for said in self._observations():
+            made = dataclasses.replace(made, caveats=(*made.caveats, said))
         if release.earlier():
             again = f"{len(release.earlier())} earlier run(s) of the same data were given up and are accounted for"
             made = dataclasses.replace(
                 made, epsilon=self.get_epsilon(made.delta), released_epsilon=self.get_epsilon(made.delta, spent=True),
                 mu=None, rho=None, caveats=(*made.caveats, again),
             )  # fmt: skip
+        if others := release.others_on_same_data():
+            runs = [*release.earlier(), self._mechanism.steps]
+            together = earlier_runs.combined_epsilon(self._mechanism, runs, others, made.delta)
+            said = (
+                f"{len(others)} other training(s) under this key used the same data set and are not part of the ε "
+                f"above: with this one, {earlier_runs.in_words(together, made.delta)}."
+            )
+            made = dataclasses.replace(made, caveats=(*made.caveats, said))
         return made
+
+    def _observations(self) -> list[str]:
+        """What a reader of the statement should know of this training."""
+        found = []
+        if self._unchecked is not None:
+            found.append(f"The gradient check was not made ({self._unchecked}).")
+        if self._unchanged is not None and self._unchanged.changes_between_steps:
+            count = self._unchanged.changes_between_steps
+            found.append(f"Code outside the private step changed parameters or buffers between steps, {count} times.")
+        return found
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, *, path: Any, module: nn.Module, optimizer: Any = None, **more: Any) -> None:
-        """Model, optimizer, scheduler, ledgers and position, in a file that runs nothing; the key is not in it."""
+    def save_checkpoint(
+        self,
+        *,
+        path: Any,
+        module: nn.Module,
+        optimizer: Any = None,
+        checkpoint_dict: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        """Model, optimizer, scheduler, ledgers and position, in a file that runs nothing; the key is not in it.
+
+        ``checkpoint_dict`` has plain values and tensors of yours, which `load_checkpoint` returns. Warns once if the
+        key has no file, since no other process can go on then.
+        """
         if self._mechanism is None:
+            more["checkpoint_dict"] = checkpoint_dict
             super().save_checkpoint(path=path, module=module, optimizer=optimizer, **more)
             return
-        scheduler = checkpoint.only_scheduler(more)
-        order = _order_of(self._planned_release().batches)
-        checkpoint.save(path, module, optimizer, scheduler, self._planned_release(), order)
+        scheduler, release = checkpoint.only_scheduler(more), self._planned_release()
+        if not self._warned_of_lost_key:
+            self._warned_of_lost_key = True
+            checkpoint.warn_of_lost_key(release)
+        own = {} if checkpoint_dict is None else checkpoint_dict
+        checkpoint.save(path, module, optimizer, scheduler, release, _order_of(release.batches), own)
 
     def load_checkpoint(
         self, *, path: Any, module: nn.Module, optimizer: Any = None, fresh_noise: bool = False, **more: Any
     ) -> dict[str, Any]:
         """Go on where `save_checkpoint` was called: same arguments to make_private, same key.
+
+        Returns the ``checkpoint_dict`` that was saved.
 
         With ``fresh_noise`` the steps after it get noise of a new run, which is accounted as a second release.
         """
@@ -329,8 +474,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
             return found
         scheduler = checkpoint.only_scheduler(more)
         release = self._planned_release()
-        checkpoint.load(path, module, optimizer, scheduler, release, partial(self._go_on, fresh_noise=fresh_noise))
-        return {}
+        go_on = partial(self._go_on, fresh_noise=fresh_noise)
+        return checkpoint.load(path, module, optimizer, scheduler, release, go_on)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of your own needs besides those of module, optimizer and scheduler: the place in the noise,
@@ -368,6 +513,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
         if isinstance(sampler, OURS):
             in_epoch = release.position % self.plan.every * self.plan.accumulation
             sampler.restore(order, in_epoch if isinstance(sampler, FixedOrder) else release.position)
+            assert self._frozen is not None
+            self._frozen.accept_sampler()
 
     # ---- details -------------------------------------------------------------------------------------------
 
@@ -380,74 +527,31 @@ class PrivacyEngine(opacus.PrivacyEngine):
             raise ValueError("call make_private first")
         return self._release
 
-    def _batches(self, loader: Any) -> int:
-        try:
-            return len(loader)
-        except TypeError as error:  # an IterableDataset without a length
-            made = self._wanted.factorization if isinstance(self._wanted, Mechanism) else self._wanted
-            if isinstance(made, Factorization):
-                return made.steps
-            raise ValueError(
-                "data_loader has no length, so who takes part when does not follow from it. Design the mechanism "
-                "yourself, with its participation: PrivacyEngine(mechanism=antiphase.design(…, participation=…))"
-            ) from error
-
-    def _planned(self, optimizer: Any, batches: int, *, participation: Any, **how: Any) -> Plan:
-        made = self._wanted.factorization if isinstance(self._wanted, Mechanism) else self._wanted
-        if isinstance(made, Factorization):
-            if how["epochs"] is None and how["steps"] is None:
-                how["steps"] = made.steps
-            participation = made.participation
-        given = participation if isinstance(participation, Participation) else None
-        inner = getattr(optimizer, "original_optimizer", optimizer)
-        plan = derive(inner, batches, participation=given, **how)
-        if isinstance(made, Factorization):
-            if plan.steps != made.steps:
-                raise ValueError(f"the mechanism is for {made.steps} steps, and training has {plan.steps}")
-            plan = dataclasses.replace(plan, workload=made.workload, participation=made.participation)
-        for note in plan.notes:
-            warnings.warn(note, stacklevel=4)
-        return plan
-
-    def _calibrated(
-        self,
-        plan: Plan,
-        clip: float | list[float],
-        noise_multiplier: float | None,
-        epsilon: float | None,
-        delta: float | None,
-    ) -> Mechanism:
-        # PRIVACY: with one norm for each tensor, a record moves the sum by at most the norm of these.   [G16]
-        clip_norm = math.sqrt(sum(c * c for c in clip)) if isinstance(clip, list | tuple) else float(clip)
-        if isinstance(self._wanted, Mechanism):
-            if epsilon is not None:
-                raise ValueError(f"target_epsilon = {epsilon}: the mechanism has its noise multiplier already")
-            if noise_multiplier not in (None, self._wanted.noise_multiplier) or clip_norm != self._wanted.clip_norm:
-                raise ValueError(
-                    f"noise_multiplier = {noise_multiplier}, max_grad_norm = {clip_norm:g}: the mechanism has "
-                    f"{self._wanted.noise_multiplier:g} and {self._wanted.clip_norm:g}"
-                )
-            return self._wanted
-        if (noise_multiplier is None) == (epsilon is None):
-            raise TypeError(
-                f"noise_multiplier = {noise_multiplier}, target_epsilon = {epsilon}: give one of the two, the other "
-                "follows"
-            )
-        factorization = self._wanted
-        if isinstance(factorization, str):
-            factorization = design(
-                factorization, workload=plan.workload, participation=plan.participation, **self._options
-            )
-        assert isinstance(factorization, Factorization)
-        return calibrate(
-            factorization, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, clip_norm=clip_norm
-        )
-
     def _released(self) -> int:
         """Steps, by a plan or by Opacus."""
         if self._release is not None:
             return self._release.drawn
         return sum(steps for _, _, steps in getattr(self.accountant, "history", ()))
+
+    def _refuse_second_training(self) -> None:
+        if released := self._released():
+            # PRIVACY: what was released before, by a plan or by Opacus, would be forgotten.   [G15]
+            raise ValueError(
+                f"this engine has released {released} steps. A second training on the same data is a second release: "
+                "use an engine of its own, and add the two up"
+            )
+
+    def _void_first_plan(self, inner: Any) -> None:
+        """Let nothing be released by the plan of an earlier make_private; ``inner`` is the new one's optimizer."""
+        if self._release is None:
+            return
+        # PRIVACY: ε is that of one plan; optimizers of both could release otherwise.   [G15]
+        self._release.void("make_private was called again on its engine, which replaced its plan")
+        if self._unchanged is not None:
+            self._unchanged.detach()
+        if self._optimizer.original_optimizer is inner:
+            self._optimizer.detach()  # the new private optimizer guards the inner one from now on
+            self._inner_guard.remove()
 
     def _agreed_key(self, group: Group) -> Key:
         if self.key is None:
@@ -482,9 +586,30 @@ class PlanAccountant:
         raise ValueError("the plan is restored by PrivacyEngine.load_checkpoint")
 
 
-def _taking_part(mechanism: Mechanism, plan: Plan) -> Participation:
+def _loader_for(mechanism: Mechanism, loader: Any, group: Group, plan: Plan, trusted: bool) -> Any:
+    """``loader`` with batches that the mechanism is for, recorded; the user's own if it is trusted."""
+    private: Any = loader
+    if mechanism.amplified:
+        refusals.what_sampling_does_not_cover(group, plan.accumulation, trusted)
+        private = sampled_loader(loader, mechanism)
+    elif not trusted:
+        private = fixed_order_loader(loader)
+        group.share(private)
+    refusals.other_batches(mechanism, private)
+    return private
+
+
+def _most_examples(expected: int, loader: Any) -> int:
+    """The most examples of one step that the rounding of sums is covered for."""
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    return int(expected) if isinstance(sampler, FixedOrder) else 2 * int(expected) + 100
+
+
+def _taking_part(mechanism: Mechanism) -> Participation:
     """By coins, a record may be in every batch: each step was accounted for as one that has it, by its chance."""
-    return min_separation(mechanism.steps, 1) if mechanism.sampler == "poisson" else plan.participation
+    # PRIVACY: ε is that of the mechanism's participation, whatever the plan was derived from.   [G14]
+    own = mechanism.factorization.participation
+    return min_separation(mechanism.steps, 1) if mechanism.sampler == "poisson" else own
 
 
 def _named_shapes(module: nn.Module, params: list[torch.Tensor]) -> dict[str, tuple[int, ...]]:

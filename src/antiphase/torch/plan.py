@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,10 @@ import torch
 
 from antiphase import _checks as check
 from antiphase._checks import Array
+from antiphase.design import design
+from antiphase.errors import AntiphaseWarning
+from antiphase.factorization.base import Factorization
+from antiphase.mechanism import Mechanism, calibrate
 from antiphase.participation import Epochs, Once, Participation
 from antiphase.workload import Workload
 
@@ -30,6 +36,7 @@ class Plan:
     every: int  # steps an epoch
     accumulation: int  # batches a step
     notes: tuple[str, ...]
+    rates: Array | None = None  # learning rates that the noise was designed for; None where they do not matter
 
     @property
     def steps(self) -> int:
@@ -66,7 +73,9 @@ def derive(
     rates, notes = learning_rates(optimizer, scheduler, steps, scheduler_every, every), []
     workload, note = workload_of(optimizer, rates, steps)
     notes += [note] if note else []
-    return Plan(workload, participation, every, accumulation, tuple(notes))
+    # Other optimizers than SGD have a workload without rates; for a scale of all rates alone the design is the same.
+    told = rates if type(optimizer) is torch.optim.SGD else None
+    return Plan(workload, participation, every, accumulation, tuple(notes), told)
 
 
 def workload_of(optimizer: Any, rates: Array, steps: int) -> tuple[Workload, str | None]:
@@ -116,3 +125,92 @@ def learning_rates(optimizer: Any, scheduler: Any, steps: int, scheduler_every: 
                     rates[t + 1 :] = rates[t]
                     break
     return rates
+
+
+def planned(wanted: Any, optimizer: Any, loader: Any, *, participation: Any, **how: Any) -> Plan:
+    """The plan for a mechanism that is ``wanted`` by name or made already; warns of what had to be assumed."""
+    made = wanted.factorization if isinstance(wanted, Mechanism) else wanted
+    batches = _batches(loader, made)
+    if isinstance(made, Factorization):
+        if how["epochs"] is None and how["steps"] is None:
+            how["steps"] = made.steps
+        participation = made.participation
+    given = participation if isinstance(participation, Participation) else None
+    inner = getattr(optimizer, "original_optimizer", optimizer)
+    plan = derive(inner, batches, participation=given, **how)
+    if isinstance(made, Factorization):
+        if plan.steps != made.steps:
+            raise ValueError(f"the mechanism is for {made.steps} steps, and training has {plan.steps}")
+        rates = None if made.workload.learning_rates is None else plan.rates
+        plan = replace(plan, workload=made.workload, participation=made.participation, rates=rates)
+    for note in plan.notes:
+        warnings.warn(note, AntiphaseWarning, stacklevel=4)
+    return plan
+
+
+def _batches(loader: Any, made: Any) -> int:
+    try:
+        return len(loader)
+    except TypeError as error:  # an IterableDataset without a length
+        if isinstance(made, Factorization):
+            return made.steps
+        raise ValueError(
+            "data_loader has no length, so who takes part when does not follow from it. Design the mechanism "
+            "yourself, with its participation: PrivacyEngine(mechanism=antiphase.design(…, participation=…))"
+        ) from error
+
+
+def calibrated(
+    wanted: Any,
+    options: dict[str, Any],
+    plan: Plan,
+    clip: float | list[float],
+    noise_multiplier: float | None,
+    epsilon: float | None,
+    delta: float | None,
+) -> Mechanism:
+    """The mechanism with its noise, designed for the plan if it is ``wanted`` by name."""
+    # PRIVACY: with one norm for each tensor, a record moves the sum by at most the norm of these.   [G16]
+    clip_norm = math.sqrt(sum(c * c for c in clip)) if isinstance(clip, list | tuple) else float(clip)
+    if isinstance(wanted, Mechanism):
+        if epsilon is not None:
+            raise ValueError(f"target_epsilon = {epsilon}: the mechanism has its noise multiplier already")
+        if noise_multiplier not in (None, wanted.noise_multiplier) or clip_norm != wanted.clip_norm:
+            raise ValueError(
+                f"noise_multiplier = {noise_multiplier}, max_grad_norm = {clip_norm:g}: the mechanism has "
+                f"{wanted.noise_multiplier:g} and {wanted.clip_norm:g}"
+            )
+        return wanted
+    if (noise_multiplier is None) == (epsilon is None):
+        raise TypeError(
+            f"noise_multiplier = {noise_multiplier}, target_epsilon = {epsilon}: give one of the two, the other follows"
+        )
+    factorization = wanted
+    if isinstance(factorization, str):
+        factorization = design(factorization, workload=plan.workload, participation=plan.participation, **options)
+    assert isinstance(factorization, Factorization)
+    return calibrate(
+        factorization, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, clip_norm=clip_norm
+    )
+
+
+class PlannedRates:
+    """Warns once, at the first step whose learning rate is not the one that the noise was designed for."""
+
+    def __init__(self, plan: Plan, optimizer: Any, position: Callable[[], int]) -> None:
+        self._rates, self._optimizer, self._position = plan.rates, optimizer, position
+
+    def __call__(self) -> None:
+        step = self._position()
+        if self._rates is None or step >= len(self._rates):
+            return
+        planned, now = float(self._rates[step]), float(self._optimizer.param_groups[0]["lr"])
+        if abs(now - planned) > 1e-6 * abs(planned):
+            self._rates = None
+            warnings.warn(
+                f"step {step}: the learning rate is {now:g}, and the noise was designed for {planned:g}. Privacy "
+                "holds, but the noise cancels less than it could. Hand the scheduler over to make_private "
+                "(scheduler=…) and step it as planned (scheduler_every=…)",
+                AntiphaseWarning,
+                stacklevel=4,
+            )

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import nn
 
 from antiphase.mechanism import Mechanism
@@ -77,29 +76,6 @@ def other_batches(mechanism: Mechanism, loader: Any) -> None:
         raise ValueError(
             "the mechanism is for slots by a hash of the record, and here batches come in a fixed order. Use a batch "
             'sampler of yours that assigns them, or calibrate for sampler="fixed-order"'
-        )
-
-
-def what_opacus_gets_wrong(module: nn.Module, mode: str) -> None:
-    trained = [m for m in module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
-    if mode in ("hooks", "ghost", "ghost_fsdp") and any(isinstance(m, nn.EmbeddingBag) for m in trained):
-        # PRIVACY: its rule forgets an index that comes twice in a bag, and so most of a gradient's norm.   [G16]
-        raise ValueError(
-            "nn.EmbeddingBag: gradients of its examples come out wrong where an index comes twice. Use nn.Embedding "
-            "and sum, or freeze it"
-        )
-    if mode in ("ghost", "ghost_fsdp"):
-        for p in chain.from_iterable(m.parameters(recurse=False) for m in trained):
-            low_precision(p.dtype)
-
-
-def low_precision(dtype: torch.dtype) -> None:
-    """Of gradients in ghost clipping."""
-    # PRIVACY: there norms come out too small, and the sum of all examples is rounded before it is one.   [G16]
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"ghost clipping in {dtype}: norms and sums would be rounded to it, so that an example could count for "
-            'more than the clip norm. Use float32 parameters without autocast, or grad_sample_mode="hooks"'
         )
 
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from antiphase.errors import HorizonError, KeyFileError, ParticipationError, StateError
+from antiphase.errors import AntiphaseWarning, HorizonError, KeyFileError, ParticipationError, StateError
 from antiphase.ledger import ParticipationLedger, WriteAheadLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.noise.stream import NoiseStream
-from antiphase.torch import distributed
+from antiphase.torch import distributed, earlier_runs
 from antiphase.torch.sampling import Recorded
 
 Tensor = torch.Tensor
-WIDE = (torch.float32, torch.float64)
 
 
 class Release:
     """Turns the sums of a step into what may be released. The only place where noise meets gradients.
 
-    In this order: the plan must have a row left, the examples must be allowed to take part, the sum is written down;
-    then the row is taken from the stream.
+    In this order: every guard must agree, the plan must have a row left, the examples must be allowed to take part,
+    the sum is written down; then the row is taken from the stream.
+
+    ``guards`` are called first at every step, before anything is taken, recorded or drawn; a guard raises to refuse
+    the step. ``after_step`` is called once the inner optimizer has stepped. ``data`` is the fingerprint of the data
+    set, by which other runs on the same data are found. ``most_examples`` is the largest batch, all processes together.
 
     Guarantee: whatever is refused, is refused before a row is drawn or a ledger changed.   [G14]
     """
@@ -38,15 +43,33 @@ class Release:
         batches: Recorded | None,
         ledger: ParticipationLedger | None,
         group: distributed.Group,
+        most_examples: int,
         memory: str | int = "2GB",
+        data: str | None = None,
     ) -> None:
+        self.most_examples = most_examples
+        self.guards: list[Callable[[], None]] = []
+        self.after_step: list[Callable[[], None]] = []
+        self.data = data
         self.mechanism, self.key, self.divisor = mechanism, key, divisor
         self.batches, self.ledger, self.group = batches, ledger, group
         self._shapes, self._memory = shapes, memory
-        self.run: str | None = None
+        self._run: str | None = None
+        self._releases = 0
+        self._void = ""  # why nothing may be released any more
         self._stream: NoiseStream | distributed.ShardedNoise | None = None
         self._position = 0
         self._foreign = 0  # runs under other keys: all of them may have been released
+
+    @property
+    def run(self) -> str | None:
+        """The id of the run under the key; None before the first step."""
+        return self._run
+
+    @property
+    def releases(self) -> int:
+        """How many rows this object has given out."""
+        return self._releases
 
     @property
     def position(self) -> int:
@@ -62,13 +85,41 @@ class Release:
         # A key without a file remembers nothing of other processes; insecure ones may go on all the same.
         first = position if run is None or self.key.path is None else 0
         if run is None:
-            run = self.group.agreed(self.key.start_run(self.mechanism.digest, after) if self.group.rank == 0 else None)
+            run = self.group.agreed(self._new_run(after) if self.group.rank == 0 else None)
         stream = self.group.noise(self.mechanism, self.key, run, self._shapes, self._memory)
         if stream is not None:
             stream.skip(position)
         self._wal = WriteAheadLedger(self.key, run, self.group.rank, first)
         self._drawn_before = self.group.largest(len(self._wal))  # by any process: one may have died a step earlier
-        self.run, self._position, self._stream = run, position, stream
+        self._run, self._position, self._stream = run, position, stream
+
+    def _new_run(self, after: str | None) -> str:
+        """Start a run under the key; warn if another training under this key used the same data."""
+        run = self.key.start_run(self.mechanism.digest, after, self.data, earlier_runs.described(self.mechanism))
+        others = earlier_runs.on_same_data(self.key, self.data, run)
+        if others:
+            warnings.warn(
+                f"{len(others)} other training(s) under this key used the same data set, so their releases add up"
+                f"{self._combined(others)}. Each statement carries the combined ε as a caveat",
+                AntiphaseWarning,
+                stacklevel=2,
+            )
+        return run
+
+    def _combined(self, others: list[earlier_runs.EarlierRun]) -> str:
+        delta = self.mechanism.target_delta
+        if delta is None:
+            return ""
+        epsilon = earlier_runs.combined_epsilon(self.mechanism, [self.mechanism.steps], others, delta)
+        return f": {earlier_runs.in_words(epsilon, delta)}"
+
+    def others_on_same_data(self) -> list[earlier_runs.EarlierRun]:
+        """Other trainings under this key on the same data set that released something."""
+        return [] if self.run is None else earlier_runs.on_same_data(self.key, self.data, self.run)
+
+    def void(self, reason: str) -> None:
+        """Refuse every step from now on."""
+        self._void = reason
 
     @property
     def drawn(self) -> int:
@@ -85,7 +136,13 @@ class Release:
         return known + [self.mechanism.steps] * self._foreign
 
     def __call__(self, sums: list[Tensor], examples: int) -> list[Tensor]:
-        """The sums of one logical step, with noise, divided by the public divisor."""
+        """The sums of one logical step, with noise, divided by the public divisor; float32, whatever the sums are."""
+        # PRIVACY: a plan that another one replaced is accounted for nowhere.   [G15]
+        if self._void:
+            raise StateError(f"this optimizer is void: {self._void}. Nothing was released")
+        # PRIVACY: whatever the promise rests on is as it was, or nothing goes out.   [G16]
+        for guard in self.guards:
+            guard()
         if self.run is None:
             self.begin()
         if self.remaining <= 0:
@@ -96,23 +153,32 @@ class Release:
             if indices is None:
                 raise ParticipationError(
                     f"step {step}: {examples} gradients of examples that are not known. Take the batches from the "
-                    'loader that make_private returned, or vouch for who takes part: participation="trusted"'
+                    "loader that make_private returned, whole and one at a time; or vouch for who takes part: "
+                    'participation="trusted". Nothing was released'
                 )
             self.ledger.check(step, indices)
+        # PRIVACY: the rounding of sums is covered for so many examples, and no more.   [G16]
+        if examples > self.most_examples:
+            raise ParticipationError(
+                f"step {step}: {examples} examples, and the rounding of sums is covered for {self.most_examples}. "
+                "Nothing was released. Give make_private a loader with the batch size in use"
+            )
         parts = [self.group.part(t.detach()) for t in sums]
-        parts = [t if t.dtype in WIDE else t.float() for t in parts]
+        # PRIVACY: noise is float32; digits of a float64 sum below that would go out without noise.   [G16]
+        parts = [t.to(torch.float32) for t in parts]
         own = [(t if t.device.type == "cpu" else t.cpu()).contiguous().numpy() for t in parts]
         # PRIVACY: written down before the row is taken, so that no row goes out twice with different sums.   [G15]
         self._wal.record(step, own)
         row = self._stream.next() if self._stream is not None else {}
         self._position += 1
+        self._releases += 1
         if self.ledger is not None and indices is not None:
             self.ledger.record(step, indices)
         noisy = []
         for name, total, array in zip(self._shapes, parts, own, strict=True):
-            # PRIVACY: added in float32 or better; in bfloat16 small noise would vanish.   [G16]
+            # PRIVACY: added in float32; in bfloat16 small noise would vanish.   [G16]
             # By NumPy, since torch would wake all its threads to add two rows.
-            out = array + row[name].reshape(array.shape) if name in row else array.copy()
+            out = np.asarray(array + row[name].reshape(array.shape)) if name in row else array.copy()
             noisy.append(torch.from_numpy(out).to(total.device))
         return [_divided(t, self.divisor) for t in self.group.summed(noisy, sums)]
 

@@ -18,6 +18,7 @@ from antiphase import _checks as check
 from antiphase.errors import ParticipationError, StateError
 from antiphase.mechanism import Mechanism
 
+MAX_EXAMPLES = 2**31 - 1
 OTHER = "the checkpoint was saved with another dataset, or with batches of another kind. Nothing was changed"
 
 
@@ -93,7 +94,7 @@ class CyclicPoisson(BatchSampler):
     """
 
     def __init__(self, size: int, rate: float, *, groups: int = 1, secret: int | None = None) -> None:
-        self.size, self.groups = check.whole_number("size", size), check.whole_number("groups", groups)
+        self.size, self.groups = _checked_size(size), check.whole_number("groups", groups)
         self.rate = check.positive_number("rate", rate)
         if self.rate * self.groups > 1 + 1e-12:
             raise ValueError(f"rate = {rate:g} of all examples is more than one group of {groups} has")
@@ -135,6 +136,13 @@ class CyclicPoisson(BatchSampler):
         self.secret, self.first = int(state["secret"], 16), step
 
 
+def _checked_size(size: int) -> int:
+    size = check.whole_number("size", size)
+    if size > MAX_EXAMPLES:
+        raise ValueError(f"size = {size} must be at most {MAX_EXAMPLES}, the most examples of a data set")
+    return size
+
+
 @lru_cache(maxsize=4)
 def _dealt(secret: int, groups: int, size: int) -> NDArray[np.int64]:
     """The group of each example: a draw of its own, so that one example more or less changes nobody else's."""
@@ -153,7 +161,7 @@ class BallsInBins(BatchSampler):
     """
 
     def __init__(self, size: int, bins: int, *, thrown: Sequence[int] | None = None) -> None:
-        self.size, self.bins = check.whole_number("size", size), check.whole_number("bins", bins)
+        self.size, self.bins = _checked_size(size), check.whole_number("bins", bins)
         self.batch_size, self.drop_last = max(1, round(self.size / self.bins)), False
         self.by_chance = thrown is None  # with bins of one's own, no ε is claimed
         if thrown is None:
@@ -239,7 +247,8 @@ class Recorded(BatchSampler):
     def take(self, count: int) -> NDArray[np.int64] | None:
         """The examples of the step at hand, all that were handed over since the last; None if they are not known.
 
-        ``count`` is how many gradients there are; if there are more than examples, some came from elsewhere.
+        ``count`` is how many rows of gradients there are: as many as examples. Where batches were handed over and
+        then passed over, it may be that of the last ones alone; those passed over count as having taken part.
         """
         taken, self._handed = self._handed, []
         # PRIVACY: workers read ahead, and what they have read is in no step before it was handed over.   [G14]
@@ -252,9 +261,10 @@ class Recorded(BatchSampler):
                 "of the loader that make_private returned in one step, in the order that it gives them"
             )
         found = np.array([index for _, batch in taken for index in batch], dtype=np.int64)
-        # PRIVACY: a gradient of an example that nobody drew is one that the ledger would not see.   [G14]
-        several = len(taken) > 1 and not self._hands_over  # taken until there were enough: whole batches, or a mistake
-        return found if len(found) == count or (len(found) > count and not several) else None
+        sizes = [len(batch) for _, batch in taken]
+        last = {sum(sizes[k:]) for k in range(len(sizes))} if self._hands_over else {len(found)}
+        # PRIVACY: more rows are examples that the ledger does not see; fewer are no rows of single examples.   [G14]
+        return found if count == len(found) or count in last else None
 
 
 class PrivateLoader(DataLoader[Any]):

@@ -209,7 +209,7 @@ def train(
         if folder is not None:
             folders.begin(folder, run.key, identity)
             run.restore()
-        with _threads(run.work), first_ctrl_c(folder is not None) as interrupted:
+        with _threads(run.work), _without_hook_warnings(), first_ctrl_c(folder is not None) as interrupted:
             for batch in itertools.islice(_endless(run.loader), run.steps - run.done):
                 run.step(*batch)
                 if evaluate is not None and run.done % evaluate == 0:
@@ -449,6 +449,14 @@ def _identity(recipe: Recipe, dataset: Dataset, seed: int, insecure_noise: int |
     made = dataclasses.asdict(recipe) | {"data": dataset.name, "data digest": dataset.digest}
     same: dict[str, Any] = json.loads(json.dumps(made | {"seed": seed, "insecure_noise": insecure_noise}))
     return same
+
+
+@contextlib.contextmanager
+def _without_hook_warnings() -> Iterator[None]:
+    """Without what torch says of Opacus' hooks on the first layer."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        yield
 
 
 @contextlib.contextmanager

@@ -45,7 +45,9 @@ def noise(rank, world, folder):
     """Three rows of noise on sums of zero."""
     shapes = {"a": (40, 60), "b": (7,), "c": (3, 5, 2), "d": (1,)}
     mechanism = calibrate(design("dp-mf", workload=Workload.sgd(8), participation=epochs(2, 4)), noise_multiplier=1.0)
-    release = Release(mechanism, Key.insecure(7), shapes, 4.0, batches=None, ledger=None, group=Group.current())
+    release = Release(
+        mechanism, Key.insecure(7), shapes, 4.0, batches=None, ledger=None, group=Group.current(), most_examples=100
+    )
     release.begin(RUN)
     return [release([torch.zeros(shape) for shape in shapes.values()], 0) for _ in range(3)]
 

@@ -1,0 +1,83 @@
+"""Norms and weighted sums of per-example gradients: every rounding is covered by the margin."""
+
+import pytest
+import torch
+
+from antiphase.torch.clipping import (
+    NORM_ERROR,
+    UNIT,
+    clip_factors,
+    clip_margin,
+    example_norms,
+    full_precision,
+    group_size,
+    row_norms,
+    weighted_sum,
+)
+
+pytestmark = pytest.mark.issue(21)
+
+
+def rows(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("length", [1, 255, 256, 1000])
+def test_norms_are_good_to_the_error_they_promise_in_every_dtype(dtype, length):
+    """A norm of bfloat16 numbers in bfloat16 would be good to 0.4 %."""
+    x = rows(7, length).to(dtype)
+    expected = torch.linalg.vector_norm(x.double(), dim=1)
+    assert float((row_norms(x) / expected - 1).abs().max()) <= NORM_ERROR
+
+
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16], ids=str)
+def test_the_dtype_is_that_of_each_tensor_not_of_the_first(first):
+    """Row 36: 1.004 C where the first tensor was float32 and another bfloat16."""
+    gradients = [rows(5, 3).to(first), rows(5, 400, seed=1).to(torch.bfloat16), rows(5, 400, seed=2).double()]
+    expected = torch.linalg.vector_norm(torch.cat([g.double() for g in gradients], dim=1), dim=1)
+    assert float((example_norms(gradients)[0] / expected - 1).abs().max()) <= NORM_ERROR
+
+
+def test_the_margin_covers_the_rounding_of_large_sums():
+    """Sums are rounded to float32. If one of 20,000 examples leaves, the sum moves by whole steps of 5e-4."""
+    clip_norm, batch = 0.3, 20_000
+    factor = clip_factors(torch.ones(1), clip_norm, clip_margin(batch))
+    count = torch.arange(batch - 2000, batch + 1, dtype=torch.float64)
+    moved = (count * factor).float().double() - ((count - 1) * factor).float().double()
+    assert float(moved.max()) <= clip_norm
+
+
+def test_groups_are_added_up_in_float64():
+    """A float32 sum over 20,000 examples is wrong by 0.8; in groups it is good to what the margin covers."""
+    batch, value = 20_000, 0.3
+    together = group_size(batch)
+    total = weighted_sum(torch.full((batch,), value, dtype=torch.float64), torch.ones(batch, 1), together=together)
+    assert abs(float(total) - batch * value) <= (together + 3) * UNIT * batch * value
+
+
+def test_products_are_float32_whatever_the_flags_are():
+    """Row 36: TF32 and bfloat16 products, asked for by global flags or autocast. The flags are then as before."""
+    backends = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend, low in zip(backends, ("tf32", "bf16"), strict=True):
+            backend.fp32_precision = low
+        with torch.autocast("cpu", torch.bfloat16), full_precision():
+            assert [backend.fp32_precision for backend in backends] == ["ieee", "ieee"]
+            assert (rows(3, 3) @ rows(3, 3)).dtype is torch.float32
+        assert [backend.fp32_precision for backend in backends] == ["tf32", "bf16"]
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+
+
+def test_examples_that_are_not_finite_are_masked_and_the_others_stay_where_they_are():
+    x = rows(6, 4)
+    x[2, 1] = torch.nan
+    norms, kept = example_norms([x])
+    assert kept.tolist() == [True, True, False, True, True, True]
+    found = weighted_sum(clip_factors(norms, 1.0, 0.0), x, kept, together=3)
+    others = x[kept].double()
+    expected = (others * (1 / others.norm(dim=1)).clamp(max=1.0)[:, None]).sum(dim=0)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)

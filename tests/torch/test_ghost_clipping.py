@@ -1,0 +1,49 @@
+"""Ghost clipping of whole models: bounds of norms, and what a backward pass records."""
+
+import pytest
+import torch
+from torch import nn
+
+from antiphase.errors import PerExampleGradientError
+from antiphase.torch.clipping import CANCELLATION
+from antiphase.torch.ghost_clipping import norm_bounds, per_example_gradients, record_losses, recorded
+
+pytestmark = pytest.mark.issue(21)
+
+
+def ghost(module):
+    return recorded(module, "ghost", batch_first=True, loss_reduction="mean", wrap_model=True)
+
+
+def tokens(n, length, width, seed=0):
+    return torch.randn(n, length, width, generator=torch.Generator().manual_seed(seed))
+
+
+def test_an_example_whose_tokens_cancel_is_clipped_by_a_part_of_what_cancels():
+    """Row 28: rounding of products is in proportion to Σ‖g_t‖‖a_t‖, which limits an example's share."""
+    module = ghost(nn.Linear(60, 50, bias=False))
+    x = tokens(4, 1, 60).repeat(1, 6, 1)
+    weights = 1e4 * torch.tensor([1.0, 1.0, -2.0, 1.0, 1.0, -2.0])
+    norms = norm_bounds(module, (module(x) * weights[:, None]).sum(dim=(1, 2)))
+    sizes = weights.abs().sum() * 50**0.5 * x[:, 0].norm(dim=1)
+    assert bool((norms >= sizes / CANCELLATION * (1 - 1e-5)).all())
+
+
+def test_a_plain_backward_pass_records_nothing():
+    """Row 30: only the backward pass of the private loss is recorded."""
+    module = ghost(nn.Linear(3, 2))
+    output = module(tokens(4, 1, 3)[:, 0])
+    output.sum().backward(retain_graph=True)
+    assert module.recorder.terms == {}
+    assert all(p.grad is None for p in module.parameters())
+    assert set(per_example_gradients(module, output.sum(dim=1))) == {"weight", "bias"}
+    assert module.recorder.terms == {}
+
+
+def test_losses_that_are_not_one_for_each_example_are_refused():
+    """Row 33: the criterion flattened tokens into the batch, or took some examples together."""
+    module = ghost(nn.Linear(3, 2))
+    x = tokens(4, 6, 3)
+    for losses in (module(x).flatten(0, 1).sum(dim=1), module(x).sum(dim=2)[:2].sum(dim=1)):
+        with pytest.raises(PerExampleGradientError, match="gradients of 4 examples for"):
+            record_losses(module, losses)

@@ -1,0 +1,95 @@
+"""The gradient check: it runs in every mode, sees none of the data, and leaves no trace."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from antiphase.errors import AntiphaseWarning, PerExampleGradientError
+from antiphase.torch import gradient_check
+from tests.torch.setting import Training, data, small_model
+
+pytestmark = pytest.mark.issue(21)
+MODES = ["hooks", "functorch", "ghost"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_norm_below_that_of_the_gradient_is_refused(mode, monkeypatch):
+    """An example is divided by its norm: if it is 1 % too small, the example contributes 1 % too much."""
+    name = "norm_bounds" if mode == "ghost" else "example_norms"
+    real = getattr(gradient_check, name)
+
+    def smaller(*arguments):
+        found = real(*arguments)
+        return found * 0.99 if mode == "ghost" else (found[0] * 0.99, found[1])
+
+    monkeypatch.setattr(gradient_check, name, smaller)
+    with pytest.raises(PerExampleGradientError, match="norm of an example came out below"):
+        Training(mode=mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_wrong_gradient_is_refused_by_name(mode, monkeypatch):
+    """In every mode: here each gradient is computed, and one is changed by 1 %."""
+    real = gradient_check._computed
+
+    def changed(*arguments):
+        found, norms = real(*arguments)
+        return {**found, "2.weight": found["2.weight"] * 1.01}, norms
+
+    monkeypatch.setattr(gradient_check, "_computed", changed)
+    with pytest.raises(PerExampleGradientError, match=r"2\.weight.*differs from that of a batch of one"):
+        Training(mode=mode)
+
+
+class Seen(nn.Module):
+    """Keeps what it was called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.seen = small_model(), []
+
+    def forward(self, x):
+        self.seen.append(x.detach().clone())
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_check_sees_ranges_of_the_data_alone_and_leaves_no_trace(mode):
+    """Weights, gradients, generators and training mode are as before; no example is among the inputs."""
+    model = Seen()
+    before = [p.detach().clone() for p in model.parameters()]
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    Training(model=model, mode=mode)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert model.training
+    for p in model.parameters():
+        assert p.grad is None
+        assert getattr(p, "grad_sample", None) is None
+    rows = torch.cat([x.flatten(0, -2) for x in model.seen])
+    assert len(rows) > 8
+    assert not any(torch.equal(row, example) for row in rows for example in data().tensors[0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_check_that_cannot_be_made_is_warned_about_and_stated(mode):
+    class TwoInputs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 2)
+
+        def forward(self, x, more):
+            return self.layer(x) + more["shift"]
+
+    with pytest.warns(AntiphaseWarning, match="the gradient check was not made.*probe_inputs"):
+        training = Training(model=TwoInputs(), mode=mode)
+    assert "gradient check was not made (the model could not be called" in str(training.engine.statement())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AntiphaseWarning)
+        inputs = lambda n: (torch.rand(n, 5), {"shift": torch.zeros(n, 2)})  # noqa: E731
+        training = Training(model=TwoInputs(), mode=mode, probe_inputs=inputs)
+    assert "gradient check" not in str(training.engine.statement())

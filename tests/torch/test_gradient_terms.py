@@ -1,0 +1,137 @@
+"""Gradients of single examples as products and lookups: norms are upper bounds, others do not change the rounding."""
+
+import itertools
+
+import pytest
+import torch
+
+from antiphase.torch.gradient_terms import (
+    CANCELLATION,
+    Lookups,
+    Products,
+    Rows,
+    batched_products,
+    bound_of,
+    merged,
+)
+
+pytestmark = pytest.mark.issue(21)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def cancelling(n, tokens, p, d, scale, remainder, seed=0):
+    """Products whose tokens come in pairs with opposite output gradients, but for a remainder."""
+    half = tokens // 2
+    g, a = scale * normal(n, tokens, p, seed=seed), normal(n, tokens, d, seed=seed + 1)
+    g[:, half : 2 * half], a[:, half : 2 * half] = -g[:, :half] * (1 - remainder), a[:, :half]
+    return Products(g, a)
+
+
+def true_gradients(products):
+    return torch.einsum("ntp,ntd->npd", products.outputs.double(), products.inputs.double())
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8, 300])
+def test_norms_of_products_are_upper_bounds_where_tokens_cancel(tokens):
+    """Row 28: scales 1e-2 … 1e5, remainders 1 … 0: up to 3,882 C with a norm by inner products alone."""
+    for scale, remainder in itertools.product((1e-2, 1.0, 1e5), (1.0, 1e-2, 1e-4, 1e-6, 0.0)):
+        products = cancelling(6, tokens, 20, 30, scale, remainder)
+        bound = products.bound()
+        assert bool((bound.norm >= true_gradients(products).flatten(1).norm(dim=1) * (1 - 3e-5)).all())
+        if tokens > 1:
+            size = (products.outputs.double().norm(dim=2) * products.inputs.double().norm(dim=2)).sum(dim=1)
+            assert bool((bound.least >= size / CANCELLATION).all())
+            assert bool((bound.norm >= 1e-3 * size).all()), "the error of inner products is added"
+
+
+def test_norms_of_ordinary_products_are_close():
+    products = Products(normal(6, 8, 40), normal(6, 8, 50, seed=1))
+    exact = true_gradients(products).flatten(1).norm(dim=1)
+    assert float((products.bound().norm / exact - 1).abs().max()) < 1e-3
+
+
+def test_lookups_that_cancel_are_limited():
+    """What is left of +g and −g on one row is rounding; an example is clipped by a part of Σ‖g‖ at least."""
+    g = normal(3, 1, 5).repeat(1, 4, 1) * torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]
+    bound = Lookups(torch.full((3, 4), 2), g).bound()
+    assert bool((bound.least >= g.double().norm(dim=2).sum(dim=1) / CANCELLATION * (1 - 1e-9)).all())
+
+
+@pytest.mark.parametrize("opposite", [False, True])
+def test_the_bound_of_two_uses_is_one_of_their_sum(opposite):
+    """Row 29: an embedding that is the head's weight too."""
+    indices = torch.randint(7, (5, 4), generator=torch.Generator().manual_seed(0))
+    products = Products(normal(5, 1, 7), normal(5, 1, 6, seed=1))
+    lookups = Lookups(indices, normal(5, 4, 6, seed=2))
+    if not opposite:  # both uses in the same direction
+        lookups = Lookups(torch.arange(7).expand(5, -1), products.outputs[:, 0, :, None] * products.inputs)
+    whole = true_gradients(products) + lookups.dense_in(torch.Size([7, 6]))
+    assert bool((bound_of([products, lookups]).norm >= whole.flatten(1).norm(dim=1) * (1 - 1e-5)).all())
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_products_of_examples_that_are_not_finite_add_nothing(tokens):
+    """Row 37: masked, so that all others are where they were."""
+    g, a = normal(4, tokens, 3), normal(4, tokens, 5, seed=1)
+    g[2, 0, 0] = torch.nan
+    kept, factors = torch.tensor([True, True, False, True]), torch.tensor([1.0, 0.5, torch.nan, 0.25]).double()
+    total = torch.zeros(3, 5, dtype=torch.float64)
+    Products(g, a).add(total, factors, kept, 2)
+    expected = sum(f * true_gradients(Products(g[[i]], a[[i]]))[0] for i, f in ((0, 1.0), (1, 0.5), (3, 0.25)))
+    torch.testing.assert_close(total, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_lookups_of_examples_that_are_not_finite_add_nothing():
+    g = normal(3, 2, 4)
+    g[1, 0, 0] = torch.inf
+    kept, factors = torch.tensor([True, False, True]), torch.tensor([1.0, 0.0, 0.5]).double()
+    total = torch.zeros(6, 4, dtype=torch.float64)
+    Lookups(torch.tensor([[0, 1], [1, 2], [1, 5]]), g).add(total, factors, kept, 1)
+    assert bool(torch.isfinite(total).all())
+    torch.testing.assert_close(total[1], g[0, 1].double() + 0.5 * g[2, 0].double())
+
+
+def test_examples_of_several_tokens_do_not_share_a_float32_product():
+    """The sum of a batch has the bits of the float64 sum of each example's own product."""
+    products, factors = cancelling(9, 4, 6, 7, 1e4, 1e-3), torch.linspace(0.1, 1.0, 9).double()
+    together = torch.zeros(6, 7, dtype=torch.float64)
+    products.add(together, factors, None, 64)
+    apart = torch.zeros_like(together)
+    for i in range(9):
+        Products(products.outputs[[i]], products.inputs[[i]]).add(apart, factors[[i]], None, 64)
+    assert torch.equal(together, apart)
+
+
+# In the second line: sizes whose plain batched products depend on the batch, on the machines that this was tried on.
+SHAPES = [
+    (3, 5, 7), (8, 10, 16), (4, 33, 65), (300, 3, 3), (2, 128, 64), (17, 1, 9),
+    (8, 7, 9), (8, 2, 31), (300, 33, 7), (8, 64, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens_first", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_product_of_an_example_has_the_same_bits_wherever_it_is(shape, tokens_first):
+    """Alone, first, last, among others of any kind, and in another layout of memory."""
+    t, p, d = shape
+    left, right = (t, p) if tokens_first else (p, t), (t, d) if tokens_first else (d, t)
+    g, a = normal(70, *left), normal(70, *right, seed=1)
+    whole = batched_products(g, a, tokens_first)
+    for i in (0, 13, 69):
+        assert torch.equal(batched_products(g[[i]], a[[i]], tokens_first)[0], whole[i])
+        others = torch.full_like(g, 1e30), torch.full_like(a, 1e-30)
+        for x, other in zip((g, a), others, strict=True):
+            other[(i + 31) % 70] = x[i]
+        assert torch.equal(batched_products(*others, tokens_first)[(i + 31) % 70], whole[i])
+        assert torch.equal(batched_products(g[i : i + 5], a[i : i + 5], tokens_first)[0], whole[i])
+
+
+def test_merged_terms_have_the_same_gradient():
+    rows, products = Rows(normal(3, 4, 5)), Products(normal(3, 2, 4, seed=1), normal(3, 2, 5, seed=2))
+    lookups = Lookups(torch.tensor([[0, 1], [1, 1], [3, 0]]), normal(3, 2, 5, seed=3))
+    expected = rows.rows.double() + true_gradients(products) + lookups.dense_in(torch.Size([4, 5]))
+    (found,) = merged([rows, products, lookups], torch.Size([4, 5]))
+    torch.testing.assert_close(found.dense().view(3, 4, 5).double(), expected, atol=1e-5, rtol=1e-5)
