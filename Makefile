@@ -41,7 +41,7 @@ test-integrations: $(READY)  ## Lightning, Hugging Face, Flower's simulation eng
 coverage: $(READY)   ## which lines of the core the tests of `make test` execute; fails below 95 %
 	$(TWO) -q -m "not long" --ignore=tests/acceptance --cov --cov-report=term
 
-mutants: $(READY)    ## one small change at a time in what privacy rests on: do the tests notice? Fails below 90 %
+mutants: $(READY)    ## 600 small changes, one at a time, in what privacy rests on: do the tests notice? Fails below 90 %
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.mutants
 
 check: $(READY)      ## format, lint, types and the fast tests, in under a minute

@@ -6,7 +6,7 @@ import pytest
 from dp_accounting import pld
 
 import antiphase as ap
-from antiphase import accounting
+from antiphase import accounting, amplification, balls
 from antiphase.sensitivity import sensitivity
 
 pytestmark = pytest.mark.slow
@@ -66,6 +66,41 @@ def test_there_are_as_many_groups_as_bands_however_often_a_record_may_come(monke
     ]
 
 
+def asked(monkeypatch):
+    """Let the accountant answer with the sampling rate and the number of steps it was asked about."""
+    for name in ("poisson_epsilon", "poisson_delta"):
+        monkeypatch.setattr(accounting, name, lambda *_, sampling_rate, steps: (sampling_rate, steps))
+
+
+def test_poisson_samples_are_accounted_for_step_by_step(monkeypatch):
+    """One group of everyone: the rate as it is, and as many rounds as rows, of all runs together."""
+    asked(monkeypatch)
+    f = ap.design("dp-sgd", steps=STEPS, epochs=4)
+    m = ap.calibrate(f, noise_multiplier=1.0, delta=DELTA, sampler="poisson", sampling_rate=RATE)
+    assert [m.epsilon(rows=rows) for rows in (1, 7, STEPS)] == [(RATE, 1), (RATE, 7), (RATE, STEPS)]
+    assert [m.delta(1.0, rows=rows) for rows in (1, 7, STEPS)] == [(RATE, 1), (RATE, 7), (RATE, STEPS)]
+    assert m.epsilon_of_runs([STEPS, 7, 1]) == (RATE, STEPS + 8)
+
+
+def test_groups_of_each_run_are_rounded_up_on_their_own(monkeypatch):
+    """Two runs of τ + 1 rows are four rounds, not ⌈(2τ + 2)/τ⌉."""
+    asked(monkeypatch)
+    m = of_bands("banded")
+    assert m.epsilon_of_runs([TAU + 1, TAU + 1]) == (TAU * RATE, 4)
+    assert m.delta(1.0, rows=TAU + 1) == (TAU * RATE, 2)
+
+
+def test_rates_up_to_one_are_offered():
+    """Everyone in every batch, or in every batch of the group; the sensitivity of one step is exact."""
+    f = ap.design("dp-sgd", steps=4)
+    everyone = ap.calibrate(f, noise_multiplier=2.0, delta=DELTA, sampler="poisson", sampling_rate=1.0)
+    assert everyone.sampling_rate == 1.0
+    assert everyone.statement().sensitivity_is_exact
+    assert amplified(sampling_rate=1 / TAU).sampling_rate == 1 / TAU
+    assert amplified().statement().sensitivity_is_exact
+    assert "an upper bound" not in str(amplified().statement())
+
+
 def test_calibration_is_safe():
     m = amplified(noise_multiplier=None, epsilon=2.0)
     assert 1.9 < m.epsilon() <= 2.0
@@ -90,6 +125,30 @@ def test_balls_in_bins_is_between_nothing_and_no_amplification():
     assert hidden.delta(plain.epsilon()) <= 1e-2
     assert hidden.epsilon_of_runs([8, 8]) == plain.epsilon_of_runs([8, 8])
     assert "bounded by sampling" in str(hidden.statement()).replace("\n", " ")
+
+
+def test_a_bin_is_the_sum_of_its_columns_and_every_look_has_its_share_of_failure(monkeypatch):
+    """Inner products of the bins' sums; the chances to fail of 16 looks add up to the one stated."""
+    f = ap.design("sqrt-toeplitz", steps=9, epochs=3)
+    m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampler="balls-in-bins")
+    C = f.encoder()
+    bins = [C[:, i] + C[:, i + 3] + C[:, i + 6] for i in range(3)]
+    expected = [[float(a @ b) for b in bins] for a in bins]
+    np.testing.assert_allclose(m.account._gram, expected, rtol=1e-12)
+    seen = []
+
+    def bound(gram, s, delta, *, failure):
+        seen.append((gram.copy(), s, delta, failure))
+        return balls.Bound(0.125, 1, failure)
+
+    monkeypatch.setattr(balls, "epsilon_bound", bound)
+    amplification._epsilon_of_bins.cache_clear()
+    assert m.epsilon() == 0.125
+    amplification._epsilon_of_bins.cache_clear()
+    (gram, s, delta, failure), *more = seen
+    np.testing.assert_allclose(gram, expected, rtol=1e-12)
+    assert (s, delta, more) == (1.0, 1e-2, [])
+    assert failure * amplification.TRIES == pytest.approx(balls.FAILURE)
 
 
 def test_balls_in_bins_calibration_is_safe():
@@ -117,7 +176,7 @@ def test_files_keep_the_sampler(tmp_path):
             "design for participation",
         ),
         (banded, {"sampler": "cyclic-poisson"}, "sampling_rate = None"),
-        (banded, {"sampler": "cyclic-poisson", "sampling_rate": 0.3}, "use fewer bands"),
+        (banded, {"sampler": "cyclic-poisson", "sampling_rate": 0.3}, "at most 0.25 can be asked for"),
         (banded, {"sampler": "cyclic-poisson", "sampling_rate": RATE, "adjacency": "replace-one"}, "replace-one"),
         (banded, {"sampler": "poisson", "sampling_rate": RATE}, "independent noise"),
         (banded, {"sampler": "fixed-order", "sampling_rate": RATE}, "sampling_rate"),

@@ -14,8 +14,8 @@ SOURCE = ROOT / "src" / "antiphase"
 # From left to right, as in docs/architecture.md: a module may import what stands before it, never what stands after.
 ORDER = [
     "errors", "interrupts", "_checks", "values", "files", "cache", "data", "workload", "objective", "participation",
-    "sensitivity", "factorization", "design", "accounting", "balls", "amplification", "noise", "ledger", "statement",
-    "mechanism", "bands", "verification",
+    "loading_cost", "sensitivity", "factorization", "design", "accounting", "balls", "amplification", "noise",
+    "locks", "ledger", "statement", "mechanism", "bands", "verification",
     "candidates", "cost", "comparison", "audit", "theory", "federated", "torch", "report", "studies", "cli",
 ]  # fmt: skip
 

@@ -193,3 +193,44 @@ def test_the_chances_to_fail_of_all_that_a_calibration_looks_at_add_up(monkeypat
     assert ap.calibrate(f, epsilon=1.0, delta=1e-2, sampler="balls-in-bins").noise_multiplier == plain
     assert 1 < len(asked) <= 17  # with the one that is reported
     assert sum(asked[:16]) <= balls.FAILURE * (1 + 1e-12)
+
+
+def test_weights_of_far_samples_have_mean_one_and_weigh_losses_rightly():
+    """Importance sampling: E[weight] = 1, and E[weight·1{L > t}] is the chance of L > t under P."""
+    mixture = balls._Mixture(np.array([[1.0, 0.2], [0.2, 0.7]]), 1.3)
+    losses, weights = mixture.far_losses(1 << 18, np.random.default_rng(1), out=0.5)
+    assert weights.mean() == pytest.approx(1.0, abs=0.01)
+    plain = mixture.losses(0.5, 1 << 18, np.random.default_rng(2), added=False)
+    assert (weights * (losses > 0.5)).mean() == pytest.approx(len(plain) / (1 << 18), abs=0.01)
+
+
+def test_no_loss_is_counted_that_was_not_drawn():
+    """Above a threshold that nothing reaches there are none; above one that all reach, as many as samples."""
+    mixture = balls._Mixture(np.eye(2), 1.0)
+    for added in (False, True):
+        assert len(mixture.losses(1e3, 1000, np.random.default_rng(1), added)) == 0
+        assert len(mixture.losses(-1e3, 20000, np.random.default_rng(1), added)) == 20000
+
+
+def test_products_may_differ_by_rounding_and_no_more():
+    """Within 1e-9 of symmetric is symmetric."""
+    gram = np.array([[1.0, 0.5], [0.5 * (1 + 1e-12), 1.0]])
+    assert balls.delta_bound(gram, 1.0, 1.0, samples=1 << 10).value <= 1
+    with pytest.raises(ValueError, match="symmetric"):
+        balls.delta_bound(gram + np.diag([1e-6], 1), 1.0, 1.0, samples=1 << 10)
+
+
+def test_relative_entropy_of_coins_at_the_ends():
+    """log 2 for a certain coin against a fair one, either way; 0 for equal coins."""
+    assert balls._entropy(0.0, 0.5) == balls._entropy(1.0, 0.5) == pytest.approx(math.log(2))
+    assert balls._entropy(0.3, 0.3) == 0.0
+    assert balls.above(1.0, 100, 1e-3) == 1.0
+
+
+@pytest.mark.parametrize(("s", "delta"), [(1.0, 1e-2), (0.7, 1e-3), (2.0, 1e-3)])
+def test_the_estimate_is_what_is_certified_and_near_the_truth(s, delta):
+    """Within three hundredths; by integration, it suffices, and nine tenths of it do not."""
+    gram = np.array([[1.0, 0.3], [0.3, 1.0]])
+    likely = balls.likely_epsilon(gram, s, delta)
+    assert likely <= balls.epsilon_bound(gram, s, delta).value <= 1.03 * likely
+    assert exact_delta(gram, s, likely) <= delta < exact_delta(gram, s, 0.9 * likely)

@@ -133,3 +133,23 @@ def test_workload_and_objective_are_designed_and_judged_for():
 def test_bad_input_is_named(more, error, said):
     with pytest.raises(error, match=said):
         ap.best_bands(**({"steps": 8, "sampling_rate": 0.1, **PROMISE} | more))
+
+
+def test_what_is_tried_next_is_written_out():
+    """Two neighbours to either side, the middles of the gaps, and where ⌈steps/p⌉ changes twice."""
+    neighbours = {6, 7, 8, 9, 10}
+    corners = {math.ceil(100 / rounds) for rounds in (11, 12, 13, 14, 15)}
+    assert bands._near(8, 100, [1, 2, 4, 8, 16, 32]) == neighbours | corners | {6, 12}
+    assert 24 in bands._near(16, 100, [8, 16, 32]), "the gap above the last but one"
+    assert bands._near(1, 100, [1, 2]) >= {-1, 0, 1, 2, 3}
+    corners = {math.ceil(1000 / rounds) for rounds in range(1, 5)}
+    assert bands._near(500, 1000, [1, 250, 500]) == {*range(498, 503), 375, 500} | corners
+
+
+@pytest.mark.parametrize(("epsilon", "rounds"), [(8.0, 1), (20.0, 2), (50.0, 3)])
+def test_estimates_below_one_are_found_too(epsilon, rounds):
+    """With everyone in every batch, rounds are Gaussian mechanisms, whose noise has a closed form."""
+    likely = bands.likely_noise_multiplier(epsilon, 1e-5, 1.0, rounds)
+    exact = accounting.gaussian_noise_multiplier(epsilon, 1e-5) * math.sqrt(rounds)
+    assert accounting.LEAST < likely < 1
+    assert likely == pytest.approx(exact, rel=1e-3)

@@ -100,7 +100,7 @@ def test_what_is_slower_in_a_step_is_said_for_the_step_and_alone_and_with_its_ow
     assert alone.what.startswith("`optimizer.step()` alone")
     (ghost,) = lost(a_step("cnn, ghost", 1.02, 0.67))
     assert step.NOISE not in ghost.why  # which is in optimizer.step(), and that is faster
-    assert "finite" in ghost.why
+    assert "bounded" in ghost.why
     assert "same cores" in ghost.why
     (short,) = lost(a_step("logistic, ghost", 1.01, 0.97))
     assert "same cores" not in short.why  # so short a row is not made beside the passes

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase import accounting
+from antiphase import accounting, files
+from antiphase.errors import FileFormatError
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,51 @@ def test_poisson_samples():
     assert m.noise_multiplier < ap.calibrate(f, epsilon=2.0, delta=1e-6).noise_scale
 
 
+def test_delta_is_the_inverse_of_epsilon_also_for_the_first_rows(f):
+    """δ at the ε of some rows is the δ that the ε was computed for; of no rows it is 0."""
+    m = ap.calibrate(f, noise_multiplier=1.5, delta=1e-6)
+    for rows in (1, 8, 9, 24):
+        epsilon = m.epsilon(rows=rows)
+        assert m.delta(epsilon, rows=rows) == pytest.approx(1e-6, rel=1e-6)
+    assert m.delta(0.5) == m.delta(0.5, rows=24) > m.delta(0.5, rows=1) > m.delta(0.5, rows=0) == 0.0
+    assert m.delta(0.5) == pytest.approx(accounting.gaussian_delta(1.5, 0.5), rel=1e-9)
+
+
+def test_defaults_are_a_clip_norm_of_1_and_numbers_are_floats(f):
+    """Numbers of other types are stored as floats, so that the digest does not depend on their type."""
+    m = ap.Mechanism(f, np.float32(2), target_delta=np.float64(1e-6))
+    assert m.clip_norm == 1.0
+    assert ap.calibrate(f, noise_multiplier=2.0).clip_norm == 1.0
+    assert {type(v) for v in (m.noise_multiplier, m.clip_norm, m.target_delta)} == {float}
+    assert m.digest == ap.calibrate(f, noise_multiplier=2, clip_norm=1, delta=1e-6).digest
+
+
+def test_mechanisms_are_compared_by_identity_and_can_be_keys(f):
+    """Equality of arrays is not one truth value; digests are what is compared."""
+    one, other = (ap.calibrate(f, noise_multiplier=1.0) for _ in range(2))
+    assert one == one
+    assert one != other
+    assert one.digest == other.digest
+    assert len({one, other}) == 2
+
+
+def test_a_damaged_mechanism_is_refused_as_a_file_error(f, tmp_path):
+    """What the file lacks, or holds besides, is told with the path, and never by another exception."""
+    content = ap.calibrate(f, noise_multiplier=1.0)._content()
+    for change, words in (
+        ({"noise_multiplier": -1.0}, "not a valid mechanism"),
+        ({"adjacency": "swap"}, "not a valid mechanism"),
+        ({"factorization": {"what": "factorization"}}, "m: "),
+        ({"what": "model"}, "holds a 'model'"),
+    ):
+        files.write(tmp_path / "m", content | change)
+        with pytest.raises(FileFormatError, match=words) as caught:
+            ap.load(tmp_path / "m")
+        assert str(caught.value).count("not a valid mechanism") <= 1
+        if "factorization" in change:
+            assert "not a valid mechanism" not in str(caught.value), "the inner error is told as it is"
+
+
 def test_save_and_load(f, tmp_path):
     m = ap.calibrate(f, epsilon=3.0, delta=1e-6, clip_norm=0.5, unit="user")
     assert m.save(tmp_path / "m") == m.digest
@@ -139,6 +185,8 @@ def test_a_mechanism_is_frozen_and_says_what_it_is(f):
         "ε = 3 at δ = 1e-06, zero-out>"
     )
     assert "μ = 1" in repr(ap.calibrate(f, noise_multiplier=1.0))
+    sampled = ap.calibrate(SGD, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1)
+    assert "clip norm 1, poisson, sampling rate 0.1, zero-out>" in repr(sampled)
 
 
 SGD = ap.design("dp-sgd", steps=8)
@@ -171,6 +219,8 @@ BAD = [
     (lambda: ap.calibrate(MF, noise_multiplier=1.0).epsilon(), "delta = None"),
     (lambda: ap.calibrate(MF, noise_multiplier=1.0).epsilon(1e-6, rows=9), "rows = 9"),
     (lambda: ap.calibrate(MF, noise_multiplier=1.0).epsilon(1e-6, rows=-1), "rows = -1"),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0).delta(1.0, rows=9), "rows = 9"),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0).epsilon_of_runs(8, 1e-6), "runs = 8 must be a list"),
 ]
 
 

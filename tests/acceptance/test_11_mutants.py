@@ -36,5 +36,8 @@ def test_mutants_are_noticed(shown):
     assert table is not None, log
     share = re.search(r"^  together .* ([\d.]+)%$", printed, re.MULTILINE)
     shown(f"mutants\n{table[0]}\n  killed", f"{share[1]} %", "90 % or more; survivors listed with a reason")
+    seconds = re.search(r"^  (\d+) s with (\d+) process", printed, re.MULTILINE)
+    shown(f"mutants, seconds with {seconds[2]} process(es)", seconds[1], "3,600 or less with two")
     assert float(share[1]) >= 90
     assert code == 0, log
+    assert int(seconds[1]) * int(seconds[2]) <= 7200, "60 minutes on two cores"

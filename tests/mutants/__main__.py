@@ -1,211 +1,200 @@
 """Which mutants of the code that privacy rests on do the tests notice?
 
-    python -m tests.mutants [FILE…]
+    python -m tests.mutants              a seeded sample of 600, stratified by file
+    python -m tests.mutants --all        every mutant
+    python -m tests.mutants FILE…        every mutant of these files
 
-prints a table by file and the survivors; fails if fewer than nine in ten were killed, or if one survived for which
-survivors.md has no reason. Tests are collected once. Each mutant gets a process forked after that, and the tests that
-reach its line, the quickest first, until one of them goes red.
+prints a table by file and the survivors. It fails if fewer than nine in ten were killed, if one
+survived for which survivors.md has no reason, or if a test is red without a mutant.
+
+First, the lines are measured that each test executes. Then each mutant gets a forked process that
+imports antiphase with it and runs the tests that reach its line, the quickest first, until one is red.
 """
 
-import ast
+import argparse
 import gc
-import itertools
+import importlib.util
 import os
+import pickle
 import re
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-import coverage
-import numba
-import numpy as np
 import pytest
-from _pytest.runner import runtestprotocol
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tests.mutants import fresh
 from tests.mutants.mutate import PACKAGE, Mutant, mutants_of
+from tests.mutants.reach import Reach, green, reaching
+from tests.mutants.sample import sample
+from tests.mutants.table import TESTS, there
 
 ROOT = PACKAGE.parents[1]
 ASKED = 0.90
-QUICK, ALL = ["-m", "not slow and not long"], ["-m", "not long"]
-TESTS = {  # by file: those that are about it
-    "sensitivity.py": ["tests/test_sensitivity.py", *QUICK],
-    "accounting.py": ["tests/test_accounting.py", *QUICK],
-    "ledger.py": ["tests/test_ledger.py", *ALL],
-    "noise/key.py": ["tests/noise/test_key.py", *QUICK],
-    "noise/normals.py": ["tests/noise/test_normals.py", *ALL],
-    "noise/engines.py": ["tests/noise/test_stream.py", *QUICK],
-    "noise/stream.py": ["tests/noise/test_stream.py", *QUICK],
-}
+SIZE, SEED = 600, 1
 SURVIVED, KILLED = 0, 1
 PROCESSES = len(os.sched_getaffinity(0))
+OPTIONS = ["-q", "-s", "--tb=native", "-o", "addopts=--strict-markers --import-mode=importlib"]
+OPTIONS += [f"-pno:{plugin}" for plugin in ("cacheprovider", "faulthandler", "doctest")]
 
 
-class Trial:
-    """A pytest plugin that instead of running the tests lets mutants run through them."""
+@dataclass
+class Result:
+    mutant: object
+    survived: bool
+    endless: bool  # ended because a test took far too long; counted as killed
+    seconds: float
 
-    def __init__(self, files):
-        self.files = files  # all with the same tests
-        self.mutants, self.survivors = [], []
-        self.endless = []  # those that were ended because a test took far too long
+
+# ---- processes -----------------------------------------------------------------------------------
+
+
+def forked(jobs):
+    """Run jobs, {key: function}, in a process each; yields (key, status, seconds) as they end."""
+    waiting, running = list(jobs.items()), {}
+    while waiting or running:
+        while waiting and len(running) < PROCESSES:
+            key, body = waiting.pop(0)
+            running[_start(body)] = key, time.perf_counter()
+        child, status = os.wait()
+        key, began = running.pop(child)
+        yield key, status, time.perf_counter() - began
+
+
+def _start(body):
+    child = os.fork()
+    if child:
+        return child
+    code = KILLED
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nowhere, number)
+        code = body()
+    finally:
+        os._exit(code)
+
+
+# ---- without a mutant ----------------------------------------------------------------------------
+
+
+def measured(files, folder):
+    """What each test reaches, {tests: Reach}, of files that are grouped by their tests."""
+    groups = {}
+    for file in files:
+        groups.setdefault(TESTS[file], []).append(file)
+
+    def job(tests, number):
+        def body():
+            plugin = Reach(groups[tests])
+            pytest.main([*OPTIONS, *tests], plugins=[plugin])
+            (folder / str(number)).write_bytes(pickle.dumps(plugin.found()))
+            return SURVIVED
+
+        return body
+
+    longest_first = sorted(groups, key=lambda tests: -len(tests))
+    jobs = {tests: job(tests, number) for number, tests in enumerate(longest_first)}
+    paths = {tests: folder / str(number) for number, tests in enumerate(longest_first)}
+    found = {}
+    for tests, status, seconds in forked(jobs):
+        ended = status == 0 and paths[tests].exists()
+        found[tests] = pickle.loads(paths[tests].read_bytes()) if ended else None  # noqa: S301
+        say(f"  measured in {seconds:.0f} s: {', '.join(groups[tests])}")
+    return found
+
+
+# ---- with a mutant -------------------------------------------------------------------------------
+
+
+class Until:
+    """A pytest plugin that runs given tests in their order until one is red."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds  # {node id: seconds}, in the order of the tests
+        self.verdict = KILLED  # also if tests cannot be collected
 
     def pytest_runtestloop(self, session):
         if session.testsfailed:
-            raise session.Failed("some tests could not be collected")
-        self.items = session.items
-        self.mutants = [mutant for file in self.files for mutant in mutants_of(file)]
-        with tempfile.TemporaryDirectory() as folder:
-            self.folder = Path(folder)
-            self.reach = self.reached()
-            warm_up()
-            gc.freeze()  # so that no process looks through all that was imported
-            self.all()
+            return True
+        items = {item.nodeid: item for item in session.items}
+        for test, seconds in self.seconds.items():
+            limit(10 + 5 * seconds, 90 + int(30 * seconds))
+            if test not in items or not green(items[test]):
+                return True
+        self.verdict = SURVIVED
         return True
 
-    def reached(self):
-        """Seconds, and lines of each file, for every test, without a mutant; all must be green."""
-        paths, tests = {file: str(PACKAGE / file) for file in self.files}, self.folder / "reached"
 
-        def body():
-            from tests.mutants.apply import put_in
+def limit(busy, waiting):
+    """End this process after seconds of processor time, or of waiting for threads."""
+    signal.setitimer(signal.ITIMER_PROF, busy)
+    signal.alarm(waiting)
 
-            for file, path in paths.items():
-                whole = Mutant(file, 0, "", "", Path(path).read_text())
-                assert not put_in(whole), "the file itself is no mutant"
-            found = {}
-            for number, item in enumerate(self.items):
-                measure = coverage.Coverage(data_file=None, include=list(paths.values()), config_file=False)
-                began = time.process_time()
-                with measure.collect():
-                    if not green(item):
-                        print(f"{item.nodeid} is red without a mutant", file=sys.stderr)
-                        return KILLED
-                seconds, data = time.process_time() - began, measure.get_data()
-                found[number] = seconds, {file: data.lines(path) or [] for file, path in paths.items()}
-                forget()
-            tests.write_text(repr(found))
+
+def trial(mutant, tests, seconds):
+    """The job that runs one mutant through tests."""
+
+    def body():
+        if not tests:
             return SURVIVED
+        limit(60, 300)
+        fresh.install(mutant)
+        plugin = Until({test: seconds[test] for test in tests})
+        files = dict.fromkeys(test.split("::")[0] for test in tests)
+        pytest.main([*OPTIONS, *files], plugins=[plugin])
+        return plugin.verdict
 
-        child = self.start(body, quiet=False)
-        if os.waitpid(child, 0)[1]:
-            raise pytest.UsageError(f"{self.files}: the tests are not green without a mutant")
-        return ast.literal_eval(tests.read_text())
-
-    def all(self):
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns, transient=True, auto_refresh=False) as progress:  # no thread: processes are forked
-            bar = progress.add_task(" ".join(self.files), total=len(self.mutants))
-            waiting, running = list(self.mutants), {}
-            while waiting or running:
-                while waiting and len(running) < PROCESSES:
-                    mutant = waiting.pop(0)
-                    running[self.start(lambda m=mutant: self.through(m))] = mutant
-                child, status = os.wait()
-                mutant = running.pop(child)
-                if status == SURVIVED:
-                    self.survivors.append(mutant)
-                    print(in_words(mutant), flush=True)
-                if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM):
-                    self.endless.append(mutant)
-                progress.update(bar, advance=1, refresh=True)
-
-    def start(self, body, quiet=True):
-        child = os.fork()
-        if child:
-            return child
-        code = KILLED
-        try:
-            if quiet:
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, 1)
-                os.dup2(nowhere, 2)
-            os.environ["PYTEST_DEBUG_TEMPROOT"] = str(self.folder)
-            code = body()
-        finally:
-            os._exit(code)
-
-    def through(self, mutant):
-        """Whether a test of those that reach it notices the mutant; what takes far too long is noticed, too."""
-        from tests.mutants.apply import put_in
-
-        if not put_in(mutant):
-            return SURVIVED
-        for number in self.reaching(mutant):
-            seconds = self.reach[number][0]
-            signal.setitimer(signal.ITIMER_PROF, 10 + 5 * seconds)  # of processor time; ends the process
-            signal.alarm(90 + int(30 * seconds))  # threads may wait for one another for ever
-            if not green(self.items[number]):
-                return KILLED
-        return SURVIVED
-
-    def reaching(self, mutant):
-        """The tests that execute what was changed, the quickest first; all of them, where none was seen to."""
-        lines, kernel = executed_with(mutant.source, mutant.line), kernel_at(mutant.source, mutant.line)
-
-        def reaches(number):
-            if lines is None or not lines.isdisjoint(self.reach[number][1][mutant.file]):
-                return True
-            return kernel is not None and f".{kernel}(" in self.items[number].path.read_text()
-
-        numbers = list(filter(reaches, self.reach)) or list(self.reach)
-        return sorted(numbers, key=lambda number: self.reach[number][0])
+    return body
 
 
-def executed_with(source, line):
-    """Lines that are executed if the statement in this one is: its own (of a compound one, its head), those of the body
-    for the head of a function, and for a compiled function, which no tracer sees, the calls of it. None if it is
-    executed on import."""
-    tree = ast.parse(source)
-    around = statements_around(tree, line)
-    if not any(isinstance(node, ast.FunctionDef) for node in around):
-        return None
-    if kernel := kernel_at(source, line):
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        return {call.lineno for call in calls if getattr(call.func, "id", None) == kernel}
-    inner = max(around, key=lambda node: node.lineno)
-    if isinstance(inner, ast.FunctionDef):
-        return set(range(inner.body[0].lineno, inner.end_lineno + 1))
-    last = inner.body[0].lineno - 1 if hasattr(inner, "body") else inner.end_lineno
-    return set(range(inner.lineno, max(last, inner.lineno) + 1))
+def tried(mutants, reached):
+    """The results of mutants, in their order; survivors are printed at once."""
+    texts, jobs = _Texts(), {}
+    for number, mutant in enumerate(mutants):
+        found = reached[TESTS[mutant.file]]
+        tests = reaching(mutant, found["tests"], found["imported"], texts)
+        jobs[number] = trial(mutant, tests, {test: found["tests"][test][0] for test in tests})
+    results, began = {}, time.perf_counter()
+    with suppress(KeyboardInterrupt):  # the table is printed of those that are done
+        for number, status, seconds in forked(jobs):
+            ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+            endless = ended_by in (signal.SIGPROF, signal.SIGALRM)
+            results[number] = Result(mutants[number], status == 0, endless, seconds)
+            if status == 0:
+                say(in_words(mutants[number]))
+            if len(results) % 50 == 0:
+                passed = time.perf_counter() - began
+                say(f"  {len(results)} of {len(mutants)} mutants in {passed:.0f} s")
+    return [results[number] for number in sorted(results)]
 
 
-def kernel_at(source, line):
-    """The name of the compiled function that this line is in, if it is in one."""
-    functions = [n for n in statements_around(ast.parse(source), line) if isinstance(n, ast.FunctionDef)]
-    compiled = functions and any("njit" in ast.unparse(decorator) for decorator in functions[0].decorator_list)
-    return functions[0].name if compiled else None
+def controls(reached):
+    """Groups of tests that are red for a file as it is, where a mutant of it would be.
+
+    Such a mutant must survive: otherwise the others are killed by the way they are made.
+    """
+    jobs = {}
+    for tests, found in reached.items():
+        file = next(iter(found["imported"]))
+        itself = Mutant(file, 0, "", "", (PACKAGE / file).read_text(encoding="utf-8"))
+        seconds = {test: taken for test, (taken, _) in found["tests"].items()}
+        jobs[tests] = trial(itself, sorted(seconds, key=seconds.get), seconds)
+    return [tests for tests, status, _ in forked(jobs) if status]
 
 
-def statements_around(tree, line):
-    return [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= n.end_lineno]
+class _Texts(dict):
+    def __missing__(self, path):
+        self[path] = (ROOT / path).read_text(encoding="utf-8")
+        return self[path]
 
 
-def warm_up():
-    """What Numba does before it compiles its first function, here and not once a mutant."""
-
-    @numba.njit
-    def first(numbers):
-        bits = numbers.view(np.int32)
-        for i in range(len(bits)):
-            bits[i] >>= np.int32(1)
-        return np.sqrt(abs(numbers[0]))
-
-    first(np.zeros(4, np.float32))
-
-
-def green(item):
-    return not any(report.failed for report in runtestprotocol(item, nextitem=None, log=False))
-
-
-def forget():
-    """What functions of ours remember, so that the next test executes them, too."""
-    for module in [module for name, module in sys.modules.items() if name.startswith("antiphase")]:
-        for thing in vars(module).values():
-            if hasattr(thing, "cache_clear"):
-                thing.cache_clear()
+# ---- report --------------------------------------------------------------------------------------
 
 
 def reasons():
@@ -222,44 +211,105 @@ def reasons():
 REASONS = reasons()
 
 
-def trial(files):
-    """All mutants of these files, which have the same tests, tried."""
-    plugin = Trial(files)
-    options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--tb=native"]  # little to write down
-    code = pytest.main([*options, *TESTS[files[0]]], plugins=[plugin])
-    if code or not plugin.mutants:
-        sys.exit(f"{files}: no trial of their mutants was made ({code!r})")
-    return plugin
-
-
-def main(files):
-    os.chdir(ROOT)
-    began, total = time.perf_counter(), Counter()
-    rows = [f"  {'file':18} {'mutants':>8} {'killed':>7} {'(endless)':>9} {'survived':>9} {'share':>7}"]
-    for _, alike in itertools.groupby(files or TESTS, TESTS.get):
-        tried = trial(together := list(alike))
-        for file in together:
-            kinds = {"mutants": tried.mutants, "survived": tried.survivors, "endless": tried.endless}
-            figures = {kind: sum(mutant.file == file for mutant in those) for kind, those in kinds.items()}
-            rows.append(row(file, figures))
-            total.update(figures)
-        total["unexplained"] += sum(mutant.name not in REASONS for mutant in tried.survivors)
-    share = 1 - total["survived"] / total["mutants"]
-    print("\n".join([*rows, row("together", total)]))
-    print(f"  asked: {ASKED:.0%} killed, and a reason for each that survives; {total['unexplained']} have none")
-    print(f"  {time.perf_counter() - began:.0f} s with {PROCESSES} process(es)")
-    return int(share < ASKED or total["unexplained"] > 0)
-
-
-def row(name, figures):
-    mutants, survived = figures["mutants"], figures["survived"]
-    killed = f"{mutants - survived:7} {'(' + str(figures['endless']) + ')':>9}"
-    return f"  {name:18} {mutants:8} {killed} {survived:9} {1 - survived / mutants:7.1%}"
-
-
 def in_words(mutant):
     reason = REASONS.get(mutant.name, "NO REASON IS GIVEN")
-    return f"survived: {mutant.file}:{mutant.line}: {reason}\n- {mutant.file}: ``{mutant.before}`` → ``{mutant.after}``"
+    where = f"survived: {mutant.file}:{mutant.line}: {reason}"
+    return f"{where}\n- {mutant.file}: ``{mutant.before}`` → ``{mutant.after}``"
+
+
+def table(results, counts):
+    """A row for each file, and one for all."""
+    rows = [
+        f"  {'file':24} {'mutants':>8} {'tried':>6} {'killed':>7} {'(endless)':>9}"
+        f" {'survived':>9} {'s/mutant':>9} {'share':>7}"
+    ]
+    for file in counts:
+        rows.append(row(file, counts[file], [r for r in results if r.mutant.file == file]))
+    return [*rows, row("together", sum(counts.values()), results)]
+
+
+def row(name, count, results):
+    tried, survived = len(results), sum(r.survived for r in results)
+    endless = f"({sum(r.endless for r in results)})"
+    figures = f"{count:8} {tried:6} {tried - survived:7} {endless:>9} {survived:9}"
+    seconds = sum(r.seconds for r in results) / max(tried, 1)
+    return f"  {name:24} {figures} {seconds:9.1f} {1 - survived / max(tried, 1):7.1%}"
+
+
+def say(text):
+    print(text, flush=True)
+
+
+# ---- the run -------------------------------------------------------------------------------------
+
+
+def main(arguments):
+    options = parsed(arguments)
+    os.chdir(ROOT)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # a thread a process; read when torch is imported
+    imported = importlib.util.find_spec("antiphase").origin
+    if not imported.startswith(str(PACKAGE)):
+        sys.exit(f"error: {imported} would be tested; set PYTHONPATH={PACKAGE.parent}")
+    began = time.perf_counter()
+    files, missing = there(options.files or TESTS)
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        mutants = dict(zip(files, pool.map(mutants_of, files), strict=True))
+    counts = {file: len(those) for file, those in mutants.items()}
+    if options.sample:
+        mutants = sample(mutants, options.sample, options.seed)
+    number = sum(map(len, mutants.values()))
+    say(f"  {sum(counts.values())} mutants of {len(files)} files, {number} of them tried")
+    faults = [f"missing: {file} is in table.py and not in the package" for file in missing]
+    results = run(mutants, faults)
+    say("\n".join(table(results, counts)))
+    share = 1 - sum(r.survived for r in results) / max(len(results), 1)
+    unexplained = sum(r.survived and r.mutant.name not in REASONS for r in results)
+    say(f"  asked: {ASKED:.0%} killed, a reason for each that survives; {unexplained} have none")
+    for fault in faults:
+        say(f"  {fault}")
+    say(f"  {time.perf_counter() - began:.0f} s with {PROCESSES} process(es)")
+    return int(share < ASKED or unexplained > 0 or bool(faults) or not results)
+
+
+def run(mutants, faults):
+    """The results of mutants, {file: mutants}; adds to `faults` what is wrong without a mutant."""
+    fresh.warm_up()
+    gc.freeze()  # so that no process looks through all that was imported
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        reached = measured(list(mutants), Path(folder))
+        for tests, found in reached.items():
+            if found is None or found["failed"]:
+                faults.append(f"not collected: {' '.join(tests)}")
+            red = found["red"] if found else []
+            faults += [f"red without a mutant, and left out: {test}" for test in red]
+        reached = {tests: found for tests, found in reached.items() if found}
+        for tests in controls(reached):
+            faults.append(f"red for the file as it is, as a mutant: {' '.join(tests)}")
+        for fault in faults:
+            say(f"  {fault}")
+        tryable = [m for those in mutants.values() for m in those if TESTS[m.file] in reached]
+        results = tried(tryable, reached)
+        if len(results) < len(tryable):
+            faults.append(f"stopped after {len(results)} of {len(tryable)} mutants")
+        return results
+
+
+def parsed(arguments):
+    about = __doc__.split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=about)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="within src/antiphase")
+    parser.add_argument("--all", action="store_true", help="every mutant of every file")
+    parser.add_argument("--sample", type=int, metavar="N", help=f"a sample of N ({SIZE})")
+    parser.add_argument("--seed", type=int, default=SEED, help=f"of the sample ({SEED})")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.files) - set(TESTS):
+        parser.error(f"{', '.join(sorted(unknown))}: not in tests/mutants/table.py")
+    if options.sample is None and not options.all and not options.files:
+        options.sample = SIZE
+    return options
 
 
 if __name__ == "__main__":

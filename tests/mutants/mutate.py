@@ -12,6 +12,7 @@ from pathlib import Path
 
 import parso
 from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.exceptions import CosmicRayTestingException
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.operator import Operator
 from cosmic_ray.operators.provider import OperatorProvider
@@ -31,7 +32,7 @@ NAMES = [
     *(f"ReplaceComparisonOperator_{pair}" for pair in COMPARISONS),
     "ReplaceUnaryOperator_USub_UAdd", "ReplaceUnaryOperator_Delete_Not", "AddNot", "ReplaceTrueWithFalse",
     "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceBreakWithContinue",
-    "ReplaceContinueWithBreak", "ExceptionReplacer", "NumberReplacer", "ZeroIterationForLoop",
+    "ReplaceContinueWithBreak", "NumberReplacer", "ZeroIterationForLoop",
 ]  # fmt: skip
 
 
@@ -48,6 +49,39 @@ class AugmentedAssignment(Operator):
     def mutate(self, node, index):
         node.value = PARTNERS[node.value]
         return node
+
+    @classmethod
+    def examples(cls):
+        return ()
+
+
+class ExceptionNotCaught(Operator):
+    """One of the exceptions that a handler catches is replaced by one that nothing raises.
+
+    The operator of cosmic-ray fails on dotted names.
+    """
+
+    def mutation_positions(self, node):
+        if node.type == "except_clause":
+            for name in self._names(node.children[1]):
+                yield name.start_pos, name.end_pos
+
+    def mutate(self, node, index):
+        name = self._names(node.children[1])[index]
+        if name.type != "name":  # a.B: nothing of it but the first word, which is replaced
+            del name.children[1:]
+            name = name.children[0]
+        name.value = CosmicRayTestingException.__name__
+        return node
+
+    @staticmethod
+    def _names(node):
+        """The exceptions of ``except A``, ``except a.B`` and ``except (A, a.B)``."""
+        nodes = [node]
+        if node.type == "atom":
+            inner = node.children[1]
+            nodes = inner.children[::2] if inner.type == "testlist_comp" else [inner]
+        return [n for n in nodes if n.type in ("name", "power", "atom_expr")]
 
     @classmethod
     def examples(cls):
@@ -77,7 +111,7 @@ def mutants_in(source, file):
     """All mutants of a source text; of those that are the same to the interpreter, one."""
     spans, provider = _never_executed(source), OperatorProvider()
     found = {_executed(source): None}
-    for operator in (*(provider[name]() for name in NAMES), AugmentedAssignment()):
+    for operator in (*(provider[name]() for name in NAMES), AugmentedAssignment(), ExceptionNotCaught()):
         for (line, column), mutated in _changed(source, operator):
             executed = _executed(mutated)
             if executed is None or executed in found or any(first <= (line, column) < last for first, last in spans):

@@ -1,0 +1,74 @@
+"""Files that privacy rests on, and the tests that their mutants are run through."""
+
+from tests.mutants.mutate import PACKAGE
+
+QUICK, ALL = ("-m", "not slow and not long"), ("-m", "not long")
+TORCH = (  # none that starts processes, which would import the file as it is
+    "tests/torch/test_engine.py", "tests/torch/test_update.py", "tests/torch/test_fuzz.py",
+    "tests/torch/test_checkpoint.py", "tests/torch/test_sampled.py",
+    "tests/torch/test_earlier_runs.py", "tests/torch/test_gradient_check.py", "tests/numerical",
+    "tests/adversarial", "tests/replay", *ALL,
+)  # fmt: skip
+AMPLIFICATION = (
+    "tests/test_amplification.py", "tests/test_balls.py", "tests/test_mechanism.py", *ALL,
+)  # fmt: skip
+KEY = (
+    "tests/noise/test_key.py", "tests/test_ledger.py", "tests/torch/test_earlier_runs.py",
+    "tests/adversarial/test_engine_settings.py", "tests/adversarial/test_keys_and_ledgers.py", *ALL,
+)  # fmt: skip
+FEDERATED = ("tests/federated/test_server.py", "tests/federated/test_folder.py", *ALL)
+
+TESTS = {
+    "sensitivity.py": ("tests/test_sensitivity.py", *QUICK),
+    "accounting.py": ("tests/test_accounting.py", *QUICK),
+    "amplification.py": AMPLIFICATION,
+    "balls.py": ("tests/test_balls.py", *ALL),
+    "bands.py": ("tests/test_bands.py", *ALL),
+    "mechanism.py": ("tests/test_mechanism.py", "tests/test_statement.py", *ALL),
+    "statement.py": ("tests/test_mechanism.py", "tests/test_statement.py", *ALL),
+    "audit.py": ("tests/test_audit.py", *ALL),
+    "ledger.py": ("tests/test_ledger.py", "tests/adversarial/test_keys_and_ledgers.py", *ALL),
+    "federated/server.py": FEDERATED,
+    "noise/key.py": KEY,
+    "noise/normals.py": ("tests/noise/test_normals.py", *ALL),
+    "noise/engines.py": ("tests/noise/test_stream.py", *QUICK),
+    "noise/stream.py": ("tests/noise/test_stream.py", *QUICK),
+    "torch/checkpoint.py": TORCH,
+    "torch/clipping.py": TORCH,
+    "torch/coverage.py": TORCH,
+    "torch/earlier_runs.py": TORCH,
+    "torch/engine.py": TORCH,
+    "torch/frozen.py": TORCH,
+    "torch/ghost_clipping.py": TORCH,
+    "torch/gradient_terms.py": TORCH,
+    "torch/layer_rules.py": TORCH,
+    "torch/layouts.py": TORCH,
+    "torch/opacus_sampling.py": TORCH,
+    "torch/optimizer.py": TORCH,
+    "torch/plan.py": TORCH,
+    "torch/recorder.py": TORCH,
+    "torch/release.py": TORCH,
+    "torch/sampling.py": TORCH,
+    "torch/unchanged.py": TORCH,
+    "torch/gradient_check.py": TORCH,
+    "torch/refusals.py": TORCH,
+    "torch/probe.py": TORCH,
+}
+LEFT_OUT = {  # of torch/, and why
+    "torch/__init__.py": "imports only",
+    "torch/distributed.py": "its tests start processes",
+    "torch/folders.py": "where runs are kept; no guarantee rests on it",
+    "torch/glimpses.py": "used by studies",
+    "torch/huggingface.py": "an extra, with tests of its own environment",
+    "torch/lightning.py": "an extra, with tests of its own environment",
+    "torch/models.py": "models of the demo and the studies",
+    "torch/nextword.py": "used by studies",
+    "torch/spectrum.py": "used by the advice, on data that are public",
+    "torch/training.py": "the commands' training loop; what it promises is the engine's",
+}
+
+
+def there(files):
+    """Those that are there, and those that are not."""
+    found = [file for file in files if (PACKAGE / file).exists()]
+    return found, [file for file in files if file not in found]
