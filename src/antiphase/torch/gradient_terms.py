@@ -84,6 +84,7 @@ class Products:
     transposed: bool = False
 
     def __post_init__(self) -> None:
+        self._norms: Tensor | None = None
         if self.transposed:
             self.outputs, self.inputs, self.transposed = self.inputs, self.outputs, False
         self.outputs, self.inputs = working(self.outputs), working(self.inputs)
@@ -115,8 +116,19 @@ class Products:
 
     def _token_sizes(self) -> Tensor:
         """``‖g_t‖‖a_t‖`` of each token, (n, T)."""
-        each = row_norms(self.outputs.flatten(0, 1)) * row_norms(self.inputs.flatten(0, 1))
-        return each.view(self.outputs.shape[:2])
+        return self._output_norms() * row_norms(self.inputs.flatten(0, 1)).view(self.inputs.shape[:2])
+
+    def _output_norms(self) -> Tensor:
+        """``‖g_t‖`` of each token, (n, T)."""
+        if self._norms is None:
+            self._norms = row_norms(self.outputs.flatten(0, 1)).view(self.outputs.shape[:2])
+        return self._norms
+
+    def sums(self) -> Rows:
+        """``Σ_t g_t``, the gradient of a bias beside this weight."""
+        if self.tokens == 1:
+            return Rows(self.outputs[:, 0])
+        return Rows(self.outputs.sum(dim=1), self._output_norms().sum(dim=1))
 
     def bound(self) -> Bound:
         if self.tokens == 1:

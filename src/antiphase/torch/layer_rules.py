@@ -146,8 +146,11 @@ def _linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | No
 
     def terms(gradient: Tensor, *saved: Tensor) -> list[Contribution]:
         g = arranged(gradient)
-        found = [Contribution(weight, Products(g, arranged(saved[0])))] if trained else []
-        return found + ([Contribution(bias, token_sums(g))] if shifted else [])  # type: ignore[arg-type]
+        if not trained:
+            return [Contribution(bias, token_sums(g))]  # type: ignore[arg-type]
+        products = Products(g, arranged(saved[0]))
+        found = [Contribution(weight, products)]
+        return [*found, Contribution(bias, products.sums())] if shifted else found  # type: ignore[arg-type]
 
     return terms, [input] if trained else []
 
