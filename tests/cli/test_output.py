@@ -144,7 +144,7 @@ def test_a_narrow_terminal_gets_two_tables(tmp_path):
 
     if shutil.which("script") is None:
         pytest.skip("no script command: there is no terminal to try")
-    words = " ".join([*ANTIPHASE, "compare --steps 16 --epochs 2"])
+    words = shlex.join([*ANTIPHASE, *["compare", "--steps", "16", "--epochs", "2"]])
     done = subprocess.run(
         ["script", "-qec", f"stty cols 80; {words}", "/dev/null"],
         capture_output=True,
@@ -281,8 +281,8 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
     import sys
 
     done = subprocess.run(
-        f"{sys.executable} -m antiphase.cli data digits --json | head -c 1", shell=True, capture_output=True, text=True,
-        cwd=tmp_path, check=False,
+        f"{shlex.quote(sys.executable)} -m antiphase.cli data digits --json | head -c 1", shell=True,
+        capture_output=True, text=True, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.stdout == "{"
     assert "Traceback" not in done.stderr

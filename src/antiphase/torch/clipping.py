@@ -148,8 +148,13 @@ def example_norms(gradients: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         columns = [_repaired(each[:, i], r, doubtful[:, i].to(r.device)) for i, r in enumerate(rows)]
         each = torch.stack([c.to(each.device) for c in columns], dim=1)
     norms: Tensor = torch.linalg.vector_norm(each, dim=1)
-    finite = torch.isfinite(norms)
-    return norms, None if bool(finite.all()) else finite
+    return norms, finite(norms)
+
+
+def finite(norms: Tensor) -> Tensor | None:
+    """Which norms are finite: None if all are."""
+    found = torch.isfinite(norms)
+    return None if bool(found.all()) else found
 
 
 def weighted_sum(factors: Tensor, rows: Tensor, kept: Tensor | None = None, together: int = 1) -> Tensor:

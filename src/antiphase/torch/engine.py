@@ -293,10 +293,11 @@ class PrivacyEngine(opacus.PrivacyEngine):
                 check_gradients(module, made[0], arguments["grad_sample_mode"], arguments["data_loader"], probe_inputs)
             unchanged = UnchangedModel(plain(module), self._released, optimizer.has_gradients)
             unchanged.attach()
-            optimizer.original_optimizer.register_step_post_hook(lambda *_: unchanged.done())  # type: ignore[attr-defined]
+            optimizer.guard_inner()
+            inner: Any = made[1].original_optimizer
+            inner.register_step_post_hook(lambda *_: unchanged.done())
             guards.append(unchanged)
-        if isinstance(made[-1], PoissonLoader):
-            refuse_other_examples(optimizer, made[-1], guards)
+        refuse_other_examples(optimizer, made[-1], guards)
         return made
 
     def _prepare_model(self, module: nn.Module, *, grad_sample_mode: str = "hooks", **options: Any) -> Any:
@@ -326,6 +327,13 @@ class PrivacyEngine(opacus.PrivacyEngine):
         kind = POISSON.get((options.get("grad_sample_mode", "hooks"), options.get("clipping", "flat")))
         if kind is not None and not options.get("distributed", False):
             made.__class__ = kind  # of the same base, with clipping of ours
+        elif not options.get("distributed", False):
+            warnings.warn(
+                f"clipping = {options.get('clipping')!r}: clipping is Opacus' own, whose norms are no upper bounds in "
+                'floating point. Use "flat" or "per_layer"',
+                AntiphaseWarning,
+                stacklevel=5,
+            )
         return made
 
     def _prepare_criterion(self, **parts: Any) -> Any:

@@ -16,10 +16,10 @@ from opacus.optimizers import DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping, DPTensorFastGradientClipping
 from torch import nn
 
-from antiphase.errors import AntiphaseWarning, PerExampleGradientError
+from antiphase.errors import AntiphaseWarning, PerExampleGradientError, SettingsError
 from antiphase.torch.clipping import clip_factors, group_size, pass_of, size_of
 from antiphase.torch.distributed import as_shard, is_shard, rows_of
-from antiphase.torch.gradient_terms import Rows, Term, bound_of, formed_term, merged
+from antiphase.torch.gradient_terms import RowBuffers, Rows, Term, bound_of, formed_term, merged
 from antiphase.torch.optimizer import IndependentNoise, PerExampleClipping, PrivateStep
 from antiphase.torch.recorder import Contribution, ForwardPass, Recorder
 
@@ -79,6 +79,7 @@ class _Recorded:
     def _record(self, module: nn.Module, mode: str, batch_first: bool, loss_reduction: str) -> None:
         self.is_ghost = mode in ("ghost", "ghost_fsdp")
         made = Recorder(module, batch_first)
+        made.buffers = RowBuffers()
         self.recorder = made if self.is_ghost else GradSampleRecorder(module, batch_first, loss_reduction)
 
     def disable_hooks(self) -> None:
@@ -164,6 +165,11 @@ def record_losses(wrapped: Any, losses: Tensor) -> tuple[dict[str, list[Term]], 
         losses.sum().backward()  # type: ignore[no-untyped-call]
     terms, count = recorder.terms, len(losses)
     recorder.forget()
+    if count and not terms:
+        raise PerExampleGradientError(
+            "the backward pass reached no parameter that was recorded. Nothing was released. Call the module that "
+            "make_private returned, in training mode, as a whole"
+        )
     parameters = dict(wrapped._module.named_parameters())
     for name, found in terms.items():
         for term in found:
@@ -214,6 +220,13 @@ class GhostClipping(PerExampleClipping):
 
     params: Any
     max_grad_norm: float
+
+    @property
+    def clipped_to(self) -> set[float]:
+        """The clip norms of the examples in the sum at hand."""
+        found: set[float] = vars(self).setdefault("_clipped_to", set())
+        return found
+
     _unused: tuple[str, ...] = ()
 
     def unused_parameters(self) -> list[str]:
@@ -233,6 +246,7 @@ class GhostClipping(PerExampleClipping):
         kept = torch.isfinite(norms)
         mask = None if bool(kept.all()) else kept
         self.count(count, mask)
+        self.clipped_to.add(float(self.max_grad_norm))
         factors = clip_factors(norms, self.max_grad_norm, self.clip_margin)
         names = {id(p): name for name, p in wrapped._module.named_parameters()}
         self._unused = tuple(name for p in self.params if (name := names.get(id(p))) is not None and name not in terms)
@@ -240,6 +254,8 @@ class GhostClipping(PerExampleClipping):
             total = torch.zeros(p.shape, dtype=torch.float64, device=p.device)
             for term in terms.pop(names.get(id(p), ""), []):  # guards refuse parameters that were added later
                 term.add(total, factors, mask, group_size(self.most_examples))
+                if isinstance(term, Rows) and term.is_own and wrapped.recorder.buffers is not None:
+                    wrapped.recorder.buffers.give_back(term.rows)
             if is_shard(p):
                 dist.all_reduce(total)
                 start, end = rows_of(p.shape[0], dist.get_rank(), dist.get_world_size())
@@ -255,6 +271,14 @@ class PoissonGhostOptimizer(GhostClipping, IndependentNoise, DPOptimizerFastGrad
     """Ghost clipping for DP-SGD on Poisson samples, with Opacus' independent noise."""
 
     def accumulate(self) -> None:
+        used = set(self.clipped_to)
+        self.clipped_to.clear()
+        # PRIVACY: the noise is scaled for the clip norm of the step, and examples were clipped before.   [G16]
+        if used - {float(self.max_grad_norm)}:
+            raise SettingsError(
+                f"max_grad_norm is {self.max_grad_norm:g}, and examples of this step were clipped to {sorted(used)}. "
+                "Nothing was released. Change it between steps"
+            )
         self.gather()
 
 

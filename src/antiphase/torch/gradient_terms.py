@@ -48,6 +48,24 @@ class Bound(NamedTuple):
     least: Tensor | None = None
 
 
+class RowBuffers:
+    """Memory of formed gradients, used again at the next step: on a CPU new pages cost as much as the products."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, ...], list[Tensor]] = {}
+
+    def take(self, n: int, p: int, d: int, like: Tensor) -> Tensor:
+        free = self._free.get((n, p, d), [])
+        if free and free[-1].dtype is like.dtype and free[-1].device == like.device:
+            return free.pop()
+        return like.new_empty(n, p, d)
+
+    def give_back(self, rows: Tensor) -> None:
+        """Nobody uses these rows any more."""
+        if rows.device.type == "cpu" and rows.ndim == 3:
+            self._free.setdefault(tuple(rows.shape), []).append(rows)
+
+
 @dataclass
 class Rows:
     """Gradients, one row an example; ``size`` is S, what was added up without regard to signs, or None for 1 term."""
@@ -104,11 +122,13 @@ class Products:
         """The gradients, ``(n, p, d)``."""
         return self.formed().rows
 
-    def formed(self) -> Rows:
+    def formed(self, buffers: RowBuffers | None = None) -> Rows:
         """The gradients with their S."""
         if self.tokens == 1:
             return Rows(self.outputs.transpose(1, 2) * self.inputs, is_own=True)
-        return Rows(batched_products(self.outputs, self.inputs), self.size(), is_own=True)
+        shape = self.outputs.shape[0], self.outputs.shape[2], self.inputs.shape[2]
+        out = None if buffers is None else buffers.take(*shape, self.outputs)
+        return Rows(batched_products(self.outputs, self.inputs, out=out), self.size(), is_own=True)
 
     def size(self) -> Tensor:
         """``S = Σ_t ‖g_t‖‖a_t‖`` of each example, an upper bound of it."""
@@ -282,7 +302,7 @@ def merged(terms: list[Term], shape: torch.Size) -> list[Term]:
 def _added(terms: list[Rows]) -> Rows:
     """The sum of several terms; those of one use each have their own norm for S."""
     if len(terms) == 1:
-        return Rows(flat(terms[0].rows), terms[0].size, terms[0].is_own)
+        return terms[0]
     total, size = flat(terms[0].rows), None
     for more in terms[1:]:
         total = total + flat(more.rows)
@@ -349,7 +369,7 @@ def token_sums(rows: Tensor, dim: int = 1) -> Rows:
     return Rows(rows.sum(dim=dim), row_norms(absolute))
 
 
-def batched_products(left: Tensor, right: Tensor, tokens_first: bool = True) -> Tensor:
+def batched_products(left: Tensor, right: Tensor, tokens_first: bool = True, out: Tensor | None = None) -> Tensor:
     """One matrix product for each example: ``leftᵀ right`` of (n, t, p) and (n, t, d), or ``left rightᵀ``.
 
     Guarantee: the result for an example has the same bits wherever it is in the batch, and whatever the others
@@ -360,7 +380,7 @@ def batched_products(left: Tensor, right: Tensor, tokens_first: bool = True) -> 
     p, d, length = left.shape[wide], right.shape[wide], left.shape[3 - wide]
     padded_p, padded_d = _aligned_sizes(p, d)
     group = max(1, min(MAX_GROUP, GROUP_WORK // max(1, length * padded_p * padded_d)))
-    found = left.new_empty(n, p, d)
+    found = left.new_empty(n, p, d) if out is None else out
     with full_precision(), torch.no_grad():
         for start in range(0, n, group):
             # PRIVACY: groups of one size and layout, so that others do not change the rounding of an example.   [G16]

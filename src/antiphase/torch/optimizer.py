@@ -13,6 +13,7 @@ from antiphase.torch.clipping import (
     clip_factors,
     clip_margin,
     example_norms,
+    finite,
     group_size,
     limited,
     pass_of,
@@ -32,6 +33,15 @@ class PerExampleClipping:
     clip_and_accumulate: Any
     examples = 0  # whose gradients are in the sum at hand
     bad_examples = 0  # private: how many were left out because their gradients were not finite
+    _open = False  # True while the inner optimizer may step
+
+    def _refuse_bypass(self, *_: Any) -> None:
+        # PRIVACY: nothing reaches the model but through `step`.   [G16]
+        if not self._open:
+            raise BypassError(
+                "the inner optimizer was stepped directly, past clipping and noise; step the optimizer that "
+                "make_private returned"
+            )
 
     @property
     def most_examples(self) -> int:
@@ -81,7 +91,16 @@ class PerExampleClipping:
                         "released"
                     )
         if not passes:
-            raise ValueError("Per sample gradient is not initialized. Not updated in backward pass?")
+            raise ValueError(
+                "Per sample gradient is not initialized. Not updated in backward pass? Call the module that "
+                "make_private returned, in training mode, before backward()"
+            )
+        known = {pass_of(rows) is None for parts in present for rows in parts}
+        # PRIVACY: rows that were replaced would count as those of other examples, and be clipped apart.   [G16]
+        if len(known) > 1:
+            raise PerExampleGradientError(
+                "grad_sample was replaced for some of the parameters. Nothing was released. Leave it as it is"
+            )
         found = []
         for p, parts in zip(params, present, strict=True):
             own = {pass_of(rows) or place: rows for place, rows in enumerate(parts)}
@@ -98,9 +117,10 @@ class PerExampleClipping:
     def add_flat(self) -> None:
         """Clip each example by its norm over all tensors, and add it to the sums."""
         optimizer, gradients = cast(DPOptimizer, self), self.grad_samples
-        norms, kept = example_norms(gradients)
+        norms = limited(example_norms(gradients)[0], self.sizes())
+        kept = finite(norms)
         self.count(len(norms), kept)
-        factors = clip_factors(limited(norms, self.sizes()), optimizer.max_grad_norm, self.clip_margin)
+        factors = clip_factors(norms, optimizer.max_grad_norm, self.clip_margin)
         totals = weighted_sums(factors, gradients, kept, group_size(self.most_examples))
         for p, total in zip(optimizer.params, totals, strict=True):
             _check_processed_flag(p.grad_sample)
@@ -110,7 +130,8 @@ class PerExampleClipping:
     def add_per_layer(self, clip_norms: list[float]) -> None:
         """Clip each example by its norm in each tensor, and add it to the sums."""
         optimizer, gradients = cast(DPOptimizer, self), self.grad_samples
-        _, kept = example_norms(gradients)  # one tensor that is not finite, and the example contributes nothing
+        # One tensor that is not finite, and the example contributes nothing.
+        kept = finite(limited(example_norms(gradients)[0], self.sizes()))
         self.count(len(gradients[0]), kept)
         for p, g, size, clip_norm in zip(optimizer.params, gradients, self.sizes(), clip_norms, strict=True):
             _check_processed_flag(p.grad_sample)
@@ -124,21 +145,12 @@ class PrivateStep(PerExampleClipping):
 
     release: Release
     original_optimizer: Any
-    _open = False  # True while the inner optimizer may step
 
     def attach(self, release: Release) -> None:
         self.release = release
         self._names = list(release._shapes)
         guard = self.original_optimizer.register_step_pre_hook(self._refuse_bypass)
         self.detach = guard.remove
-
-    def _refuse_bypass(self, *_: Any) -> None:
-        # PRIVACY: nothing reaches the model but through `step`.   [G16]
-        if not self._open:
-            raise BypassError(
-                "the inner optimizer was stepped directly, past clipping and noise; step the optimizer that "
-                "make_private returned"
-            )
 
     def pre_step(self, closure: Any = None) -> bool:
         self._open = False
@@ -220,6 +232,20 @@ class PrivatePerLayerOptimizer(PrivateStep, DPPerLayerOptimizer):
 class IndependentNoise(PerExampleClipping):
     """Opacus' independent noise on sums of ours: for DP-SGD on Poisson samples."""
 
+    def guard_inner(self) -> None:
+        """Refuse steps of the inner optimizer that are not part of a private step."""
+        inner: Any = cast(DPOptimizer, self).original_optimizer
+        inner.register_step_pre_hook(self._refuse_bypass)
+        inner.register_step_post_hook(self._close)
+
+    def _close(self, *_: Any) -> None:
+        self._open = False
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+        if not cast(DPOptimizer, self)._is_last_step_skipped:
+            self.examples = 0  # of a step that was refused
+
     def add_noise(self) -> None:
         optimizer = cast(DPOptimizer, self)
         for p in optimizer.params:
@@ -231,9 +257,18 @@ class IndependentNoise(PerExampleClipping):
             p.grad = p.grad.to(p.dtype, copy=True)
 
     def pre_step(self, closure: Any = None) -> Any:
+        self._open = False
         made = super().pre_step(closure)  # type: ignore[misc]
-        for p in cast(DPOptimizer, self).params if made else ():
-            p.summed_grad = p.grad_sample = None  # so that a saved model has neither
+        if made:
+            params = cast(DPOptimizer, self).params
+            for p in params:
+                p.summed_grad = p.grad_sample = None  # so that a saved model has neither
+            own = {id(p) for p in params}
+            for group in cast(DPOptimizer, self).param_groups:
+                for p in group["params"]:
+                    # PRIVACY: a parameter that was frozen later may hold a raw gradient.   [G16]
+                    p.grad = p.grad if id(p) in own else None
+            self._open = True
         return made
 
 

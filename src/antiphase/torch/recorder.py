@@ -10,6 +10,7 @@ Autograd computes no gradient of a parameter, so that no other backward pass can
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -21,10 +22,11 @@ from torch.overrides import TorchFunctionMode
 from antiphase.errors import PerExampleGradientError
 from antiphase.torch import layouts
 from antiphase.torch.clipping import row_norms
-from antiphase.torch.gradient_terms import Lookups, Products, Rows, Term, formed_term
+from antiphase.torch.gradient_terms import Lookups, Products, RowBuffers, Rows, Term, formed_term
 from antiphase.torch.layouts import Layout, function_name, words
 
 Tensor = torch.Tensor
+_PASSES = itertools.count(1)  # of all recorders: two of them may follow one model
 GROUP = 1  # examples of one vector-Jacobian product: in larger groups rounding depends on an example's place
 # Functions and attributes that make no tensor out of a tensor, by far the most frequent calls.
 _METADATA = frozenset(
@@ -122,6 +124,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.batch, self.is_collecting, self.is_always_on = 0, False, False
         self.terms: dict[str, list[Term]] = {}
+        self.buffers: RowBuffers | None = None
         self._passes = 0
         self._collected: ForwardPass | None = None  # that the terms are of
         self._module, self._dim, self._paused = module, 0 if batch_first else 1, False
@@ -146,7 +149,7 @@ class Recorder(TorchFunctionMode):
                 continue  # one of the model's own
             layout = Layout(self._dim if tensor.ndim > self._dim and self._dim else 0)
             self._data[tensor] = layout if layouts.holds(layout, tensor, self.batch) else None
-        self._passes += 1
+        self._passes = next(_PASSES)
         with self:
             yield
 
@@ -328,7 +331,7 @@ class Recorder(TorchFunctionMode):
         name = self.name_of(tensor)
         if name is not None and not sliced:
             if isinstance(term, Products) and term.is_formed_cheaply:
-                term = term.formed()
+                term = term.formed(self.buffers)
             self.terms.setdefault(name, []).append(term)
             return
         derived = self.derivation(tensor)
