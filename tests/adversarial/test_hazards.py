@@ -9,6 +9,7 @@ from tests.adversarial import clipping_attempts, model_attempts, setting_attempt
 from tests.adversarial.attempts import ATTEMPTS
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.issue(21),
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
     pytest.mark.filterwarnings("ignore::antiphase.errors.AntiphaseWarning"),

@@ -22,7 +22,7 @@ from antiphase.torch.release import row_of
 from tests.adversarial.test_contribution import LinearLoss, Sums, Wide, small_share
 from tests.torch.setting import Training
 
-pytestmark = [pytest.mark.issue(21), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.issue(21), pytest.mark.filterwarnings("ignore")]
 B, T, D = 6, 6, 5  # examples, tokens, features: as many tokens as examples, unlike in the gradient check
 RECORDED = ("hooks", "ghost")
 NOT_FOUND = {"strict": True, "raises": (AssertionError, pytest.fail.Exception)}

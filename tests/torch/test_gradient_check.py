@@ -16,6 +16,8 @@ from antiphase.torch import PrivacyEngine, engine, layer_rules
 from antiphase.torch.gradient_terms import Products
 from tests.torch import setting, zoo
 
+pytestmark = [pytest.mark.slow, pytest.mark.issue(21)]
+
 MODES = ["hooks", "ghost", "functorch"]
 
 

@@ -13,6 +13,8 @@ from antiphase.torch import layer_rules
 from antiphase.torch.ghost_clipping import per_example_gradients, recorded
 from tests.torch import zoo
 
+pytestmark = [pytest.mark.slow, pytest.mark.issue(21)]
+
 
 def wrap(model, **options):
     return recorded(model, "ghost", **{"batch_first": True, "loss_reduction": "mean", "wrap_model": True} | options)
