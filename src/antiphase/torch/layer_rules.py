@@ -409,7 +409,7 @@ def _conv_term(
         windows = _unfolded(x[part], kernel, steps, holes)
         n = len(windows)
         left, right = g[part].reshape(n * groups, p, positions), windows.reshape(n * groups, d, positions)
-        found[part] = batched_products(left, right, tokens_first=False).view(n, groups, p, d)
+        batched_products(left, right, tokens_first=False, out=found[part].view(n * groups, p, d))
     size = _conv_size(x, g, kernel, steps, holes, groups)
     return Rows(found.view(rows, -1), size, is_own=True).summed(each)
 
