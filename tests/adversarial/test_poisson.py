@@ -162,3 +162,23 @@ def test_ghost_clipping_of_a_pass_that_was_not_recorded_is_refused():
     with pytest.raises(PerExampleGradientError, match="in training mode"):
         training.run(1)
     assert training.release.drawn == 0
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+def test_an_empty_sample_is_a_step_of_convolutions_too(mode):
+    """Nobody was drawn: the step is noise alone, and is accounted for."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.GroupNorm(1, 3), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(18, 2)
+    )
+    dataset = TensorDataset(torch.randn(30, 1, 4, 4), torch.zeros(30, dtype=torch.long))
+    engine = PrivacyEngine(mechanism="dp-sgd")
+    made = make_private(engine, DataLoader(dataset, batch_size=1), model, grad_sample_mode=mode)
+    criterion = made[2] if len(made) == 4 else nn.CrossEntropyLoss()
+    sizes = []
+    for inputs, targets in made[-1]:
+        sizes.append(len(inputs))
+        made[1].zero_grad()
+        criterion(made[0](inputs), targets).backward()
+        made[1].step()
+    assert 0 in sizes
+    assert sum(count for *_, count in engine.accountant.history) == len(sizes)

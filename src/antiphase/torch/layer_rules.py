@@ -399,6 +399,8 @@ def _conv_term(
     """Gradients of a convolution's weight: formed where they are small, else as factors."""
     kernel, p, d = weight.shape[2:], weight.shape[0] // groups, weight[0].numel()
     rows, positions = g.shape[0], g.shape[2]
+    if not rows:
+        return Rows(g.new_zeros(0, weight.numel()))
     each = rows // batch if batch else 1  # rows of one example, one after the other
     if groups == 1 and each == 1 and not is_formed_cheaply(positions, p, d):
         return Products(g.transpose(1, 2), _unfolded(x, kernel, steps, holes).transpose(1, 2))

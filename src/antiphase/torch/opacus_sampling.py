@@ -29,10 +29,11 @@ class RecordedPoisson(Recorded):
         return getattr(self.sampler, name)  # what Opacus' tools ask of theirs
 
     def samples_of(self, count: int) -> int:
-        """How many samples ``count`` examples are made of, the last ones handed over; at least 1."""
+        """How many samples ``count`` examples are made of, the last ones handed over; empty ones do not count."""
         batches = [batch for _, batch in (self._handed if self._hands_over else self._drawn)]
         sizes = [len(batch) for batch in (batches[::-1] if self._hands_over else batches)]
-        return next((k for k in range(1, len(sizes) + 1) if sum(sizes[:k]) >= count), 1)
+        used = next((k for k in range(1, len(sizes) + 1) if sum(sizes[:k]) >= count), 1)
+        return max(1, sum(size > 0 for size in sizes[:used]))
 
     def take(self, count: int) -> NDArray[np.int64] | None:
         pending = self._handed if self._hands_over else list(self._drawn)[:1]
