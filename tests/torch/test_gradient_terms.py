@@ -9,6 +9,7 @@ from antiphase.torch.gradient_terms import (
     CANCELLATION,
     Lookups,
     Products,
+    RowBuffers,
     Rows,
     batched_products,
     bound_of,
@@ -135,3 +136,15 @@ def test_merged_terms_have_the_same_gradient():
     expected = rows.rows.double() + true_gradients(products) + lookups.dense_in(torch.Size([4, 5]))
     (found,) = merged([rows, products, lookups], torch.Size([4, 5]))
     torch.testing.assert_close(found.dense().view(3, 4, 5).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_buffers_of_rows_are_kept_for_one_batch_size_alone():
+    """Poisson samples have a size of their own each: memory must not grow with the number of sizes."""
+    buffers, like = RowBuffers(), torch.zeros(1)
+    for n in (3, 4, 5, 4):
+        for _ in range(2):
+            buffers.give_back(buffers.take(n, 6, 7, like))
+        assert [tuple(rows.shape) for kept in buffers._free.values() for rows in kept] == [(n, 6, 7)]
+    assert buffers.take(4, 6, 7, like) is not buffers.take(4, 6, 7, like)
+    other = buffers.take(4, 6, 7, like.double())
+    assert other.dtype is torch.float64

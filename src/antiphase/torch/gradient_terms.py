@@ -53,8 +53,12 @@ class RowBuffers:
 
     def __init__(self) -> None:
         self._free: dict[tuple[int, ...], list[Tensor]] = {}
+        self._examples = 0  # of the last batch; buffers for batches of other sizes are dropped
 
     def take(self, n: int, p: int, d: int, like: Tensor) -> Tensor:
+        if n != self._examples:
+            self._free.clear()
+            self._examples = n
         free = self._free.get((n, p, d), [])
         if free and free[-1].dtype is like.dtype and free[-1].device == like.device:
             return free.pop()
@@ -62,7 +66,7 @@ class RowBuffers:
 
     def give_back(self, rows: Tensor) -> None:
         """Nobody uses these rows any more."""
-        if rows.device.type == "cpu" and rows.ndim == 3:
+        if rows.device.type == "cpu" and rows.ndim == 3 and len(rows) == self._examples:
             self._free.setdefault(tuple(rows.shape), []).append(rows)
 
 
