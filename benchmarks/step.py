@@ -1,9 +1,12 @@
-"""What does a private step cost, and an epoch, against Opacus' DP-SGD? Steps of both engines take turns."""
+"""What does a private step cost, and an epoch, against Opacus' DP-SGD and against no privacy? Sides take turns."""
 
 import math
+import multiprocessing
+import os
 import statistics
 import time
 import warnings
+from contextlib import ExitStack
 
 import torch
 from opacus import PrivacyEngine as Opacus
@@ -22,6 +25,11 @@ TITLE = "A private step, and an epoch"
 OPTIMIZER_ASKED = 1.3
 PLAIN_ASKED = {"large transformer, batch 32, ghost": 1.35}  # of the same step without privacy
 EPOCH = 20  # batches
+WARM = 6  # steps before the first that counts: ours compares values in the first five, and memory is new to all
+ROUNDS = 4  # in which each side takes its steps one after the other
+# Freed memory is kept by the process, as CUDA's allocator, jemalloc and tcmalloc do. glibc gives large blocks back at
+# once, and then page faults decide: in a virtual machine the time of one step varied by a factor of two.
+KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**36)}
 
 
 def cnn():
@@ -170,34 +178,93 @@ class Plain:
         return end - began, end - middle
 
 
-def both(name, batches=2):
-    """Opacus' engine and ours on the same setting. One participation of a long plan, so that the mechanism is a stream;
-    the benchmark vouches for the batches."""
+def side_of(who, name, batches=2):
+    """A setting under "opacus", "antiphase" or "plain"; and the buffers of our noise.
+
+    Ours has one participation of a long plan, so that the mechanism is a stream; the benchmark vouches for the batches.
+    """
     make, inputs, batch, mode, _, _ = SETTINGS[name]
+    if who == "plain":
+        return Plain(make, inputs, batch), 0
+    if who == "opacus":
+        return Private(Opacus(), make, inputs, batch, mode, batches), 0
     f = ap.design("dp-mf", steps=2048)
-    theirs = Private(Opacus(), make, inputs, batch, mode, batches)
     options = {"steps": 2048, "participation": "trusted"}
-    return theirs, Private(PrivacyEngine(mechanism=f), make, inputs, batch, mode, batches, **options), f.buffers
+    return Private(PrivacyEngine(mechanism=f), make, inputs, batch, mode, batches, **options), f.buffers
+
+
+class Side:
+    """A side in a process of its own, which works only when it is asked to.
+
+    In one process the sides would share the allocator: what one has freed, the other is given without page faults.
+    """
+
+    def __init__(self, who, name, batches=2):
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, who, name, batches), daemon=True)
+        before = {variable: os.environ.get(variable) for variable in KEPT_MEMORY}
+        os.environ.update(KEPT_MEMORY)  # read when the process starts
+        self._process.start()
+        for variable, value in before.items():
+            if value is None:
+                del os.environ[variable]
+            else:
+                os.environ[variable] = value
+        theirs.close()
+        self.buffers = self._pipe.recv()
+
+    def ask(self, method):
+        self._pipe.send(method)
+        return self._pipe.recv()
+
+    def take(self, steps):
+        """Seconds of some steps one after the other."""
+        return [self.ask("step") for _ in range(steps)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._pipe.close()  # which ends the process
+        self._process.join()
+
+
+def _serve(pipe, who, name, batches):
+    side, buffers = side_of(who, name, batches)
+    pipe.send(buffers)
+    while True:
+        try:
+            method = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(getattr(side, method)())
 
 
 def stepped(name, quick=False):
-    """Medians over interleaved steps: whole steps, and ``optimizer.step()`` alone."""
+    """Medians of whole steps, and of ``optimizer.step()`` alone.
+
+    Sides take turns by rounds, not by steps: the first step after a pause is slower, since the system has taken free
+    pages back, and is not counted.
+    """
     count = SETTINGS[name][4]
-    count = max(3, count // 3) if quick else count
-    theirs, ours, buffers = both(name)
-    plain = Plain(*SETTINGS[name][:3])
-    theirs.step(), ours.step(), plain.step()  # these allocate
-    times = {"opacus": [], "antiphase": [], "plain": []}
-    for _ in range(count):
-        times["opacus"].append(theirs.step())
-        times["antiphase"].append(ours.step())
-        times["plain"].append(plain.step())
+    each = math.ceil((max(ROUNDS, count // 3) if quick else count) / ROUNDS)
+    with ExitStack() as stack:
+        sides = {who: stack.enter_context(Side(who, name)) for who in ("opacus", "antiphase", "plain")}
+        for side in sides.values():
+            side.take(WARM)
+        times = {who: [] for who in sides}
+        for turn in range(ROUNDS):
+            for who in list(sides)[:: -1 if turn % 2 else 1]:
+                times[who] += sides[who].take(1 + each)[1:]
+        buffers = sides["antiphase"].buffers
     median = {k: [statistics.median(t[i] for t in v) for i in (0, 1)] for k, v in times.items()}
     return {
         "what": name,
         "buffers": buffers,
         "opacus": median["opacus"][0],
         "antiphase": median["antiphase"][0],
+        "plain": median["plain"][0],
         "ratio": median["antiphase"][0] / median["opacus"][0],
         "ratio_to_plain": median["antiphase"][0] / median["plain"][0],
         "optimizer_opacus": median["opacus"][1],
@@ -209,9 +276,9 @@ def stepped(name, quick=False):
 
 def epoch_of(name, repetitions):
     """Whole epochs in turn, the loaders' work and the ledger's included."""
-    theirs, ours, _ = both(name, batches=EPOCH)
-    theirs.epoch(), ours.epoch()
-    times = [(theirs.epoch(), ours.epoch()) for _ in range(repetitions)]
+    with Side("opacus", name, EPOCH) as theirs, Side("antiphase", name, EPOCH) as ours:
+        theirs.ask("epoch"), ours.ask("epoch")
+        times = [(theirs.ask("epoch"), ours.ask("epoch")) for _ in range(repetitions)]
     opacus, antiphase = (statistics.median(t[i] for t in times) for i in (0, 1))
     return {"what": name, "opacus": opacus, "antiphase": antiphase, "ratio": antiphase / opacus}
 

@@ -21,7 +21,7 @@ from antiphase.torch.recorder import GROUP, Contribution, Recorder, summed_to, w
 
 Tensor = torch.Tensor
 Terms = Callable[..., list[Contribution]]
-UNFOLDED = 2**24  # numbers of unfolded inputs at one time
+UNFOLDED = 2**21  # numbers of unfolded inputs at one time: few enough for the caches, and for memory that is kept
 
 
 def apply_rule(
@@ -48,7 +48,7 @@ def apply_rule(
         found = _general(recorder, func, args, kwargs, parameters, sources, out)
         out = out.clone() if isinstance(out, Tensor) else out
     terms, saved = found
-    return recorder.marked(out, parameters[0], terms, saved)
+    return recorder.marked(out, parameters[0], terms, saved, in_place=writes_in_place(name))
 
 
 def _detached(tree: Any, ids: set[int]) -> Any:
@@ -347,8 +347,7 @@ def _conv(dims: int) -> Any:
             g = working(gradient).flatten(2)  # (rows, channels, positions)
             found = []
             if trained:
-                x = F.pad(working(saved[0]), pad)
-                found.append(Contribution(weight, _conv_term(x, g, weight, steps, holes, groups, batch)))
+                found.append(Contribution(weight, _conv_term(saved[0], g, weight, pad, steps, holes, groups, batch)))
             if shifted:
                 found.append(Contribution(bias, token_sums(g, dim=2).summed(len(g) // batch if batch else 1)))
             return found
@@ -394,7 +393,7 @@ def _unfolded(x: Tensor, kernel: Any, steps: list[int], holes: list[int]) -> Ten
 
 
 def _conv_term(
-    x: Tensor, g: Tensor, weight: Tensor, steps: list[int], holes: list[int], groups: int, batch: int
+    x: Tensor, g: Tensor, weight: Tensor, pad: list[int], steps: list[int], holes: list[int], groups: int, batch: int
 ) -> Any:
     """Gradients of a convolution's weight: formed where they are small, else as factors."""
     kernel, p, d = weight.shape[2:], weight.shape[0] // groups, weight[0].numel()
@@ -403,16 +402,19 @@ def _conv_term(
         return Rows(g.new_zeros(0, weight.numel()))
     each = rows // batch if batch else 1  # rows of one example, one after the other
     if groups == 1 and each == 1 and not is_formed_cheaply(positions, p, d):
-        return Products(g.transpose(1, 2), _unfolded(x, kernel, steps, holes).transpose(1, 2))
+        windows = _unfolded(F.pad(working(x), pad), kernel, steps, holes)
+        return Products(g.transpose(1, 2), windows.transpose(1, 2))
     found = g.new_empty(rows, groups, p, d)
+    size = g.new_empty(rows, dtype=torch.float64)
     step = max(1, UNFOLDED // max(1, positions * d * groups))
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        windows = _unfolded(x[part], kernel, steps, holes)
+        padded = F.pad(working(x[part]), pad)
+        windows = _unfolded(padded, kernel, steps, holes)
         n = len(windows)
         left, right = g[part].reshape(n * groups, p, positions), windows.reshape(n * groups, d, positions)
         batched_products(left, right, tokens_first=False, out=found[part].view(n * groups, p, d))
-    size = _conv_size(x, g, kernel, steps, holes, groups)
+        size[part] = _conv_size(padded, g[part], kernel, steps, holes, groups)
     return Rows(found.view(rows, -1), size, is_own=True).summed(each)
 
 

@@ -62,17 +62,22 @@ class PerExampleClipping:
     @property
     def grad_samples(self) -> list[Tensor]:
         """Rows of gradients, with zeros for parameters and forward passes that a backward pass did not reach."""
-        return [torch.cat([r.rows for r in parts]) if len(parts) > 1 else parts[0].rows for parts in self._parts()]
+        return [rows.rows for rows in self._rows()]
 
-    def sizes(self) -> list[Tensor | None]:
-        """S of every parameter's rows, or None."""
-        found: list[Tensor | None] = []
+    def _rows(self) -> list[Rows]:
+        """The rows of every parameter, those of all forward passes one after the other."""
+        found = []
         for parts in self._parts():
-            if all(part.size is None for part in parts):
-                found.append(None)
+            if len(parts) == 1:
+                found.append(parts[0])
                 continue
-            each = [p.size if p.size is not None else p.rows.new_zeros(len(p.rows), dtype=torch.float64) for p in parts]
-            found.append(torch.cat(each))
+            rows, size = torch.cat([part.rows for part in parts]), None
+            if any(part.size is not None for part in parts):
+                size = torch.cat([
+                    part.rows.new_zeros(len(part.rows), dtype=torch.float64) if part.size is None else part.size
+                    for part in parts
+                ])  # fmt: skip
+            found.append(Rows(rows, size))
         return found
 
     def _parts(self) -> list[list[Rows]]:
@@ -116,8 +121,9 @@ class PerExampleClipping:
 
     def add_flat(self) -> None:
         """Clip each example by its norm over all tensors, and add it to the sums."""
-        optimizer, gradients = cast(DPOptimizer, self), self.grad_samples
-        norms = limited(example_norms(gradients)[0], self.sizes())
+        optimizer, found = cast(DPOptimizer, self), self._rows()
+        gradients, sizes = [rows.rows for rows in found], [rows.size for rows in found]
+        norms = limited(example_norms(gradients)[0], sizes)
         kept = finite(norms)
         self.count(len(norms), kept)
         factors = clip_factors(norms, optimizer.max_grad_norm, self.clip_margin)
@@ -129,11 +135,12 @@ class PerExampleClipping:
 
     def add_per_layer(self, clip_norms: list[float]) -> None:
         """Clip each example by its norm in each tensor, and add it to the sums."""
-        optimizer, gradients = cast(DPOptimizer, self), self.grad_samples
+        optimizer, found = cast(DPOptimizer, self), self._rows()
+        gradients, sizes = [rows.rows for rows in found], [rows.size for rows in found]
         # One tensor that is not finite, and the example contributes nothing.
-        kept = finite(limited(example_norms(gradients)[0], self.sizes()))
+        kept = finite(limited(example_norms(gradients)[0], sizes))
         self.count(len(gradients[0]), kept)
-        for p, g, size, clip_norm in zip(optimizer.params, gradients, self.sizes(), clip_norms, strict=True):
+        for p, g, size, clip_norm in zip(optimizer.params, gradients, sizes, clip_norms, strict=True):
             _check_processed_flag(p.grad_sample)
             factors = clip_factors(limited(example_norms([g])[0], [size]), clip_norm, self.clip_margin)
             add_to_sum(p, weighted_sum(factors, g, kept, group_size(self.most_examples)))

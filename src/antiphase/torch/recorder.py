@@ -101,14 +101,19 @@ class Mark(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, result: Tensor, anchor: Tensor, use: Any, *saved: Tensor) -> Tensor:
-        ctx.mark_dirty(result)  # in place: no copy, and functions in place may follow
         ctx.save_for_backward(*saved)
         ctx.use, ctx.saved = use, len(saved)
+        if result._is_view() and not ctx.use[3]:
+            # F.linear returns a view of a product that nobody else has. Marked in place, the backward pass would copy
+            # its gradient three times; this is a new tensor on the same memory, as torch.matmul returns it.
+            fresh: Tensor = torch.ops.aten._unsafe_view(result, result.shape)
+            return fresh
+        ctx.mark_dirty(result)  # no copy, and in-place functions may follow
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        recorder, terms, forward_pass = ctx.use
+        recorder, terms, forward_pass, _ = ctx.use
         # PRIVACY: in ghost mode only the backward pass of the private loss is recorded.   [G16]
         if recorder.is_collecting:
             saved = ctx.saved_tensors
@@ -305,11 +310,24 @@ class Recorder(TorchFunctionMode):
                 self._derived[tensor] = Derived(kind, tuple(parameters), indices)
 
     def marked(
-        self, out: Tensor, anchor: Tensor, terms: Callable[..., list[Contribution]], saved: list[Tensor]
+        self,
+        out: Tensor,
+        anchor: Tensor,
+        terms: Callable[..., list[Contribution]],
+        saved: list[Tensor],
+        in_place: bool = False,
     ) -> Tensor:
-        """``out``, whose gradient goes to ``terms(gradient, *saved)`` in the private backward pass."""
+        """``out``, whose gradient goes to ``terms(gradient, *saved)`` in the private backward pass.
+
+        Args:
+            out: the result of the function; its memory is used by the tensor that is returned.
+            anchor: a tensor that requires a gradient.
+            terms: the rule.
+            saved: tensors that the rule needs.
+            in_place: whether the function wrote into one of its arguments, which ``out`` then is.
+        """
         with self.paused():
-            use = self, terms, ForwardPass(self._passes, self.batch)
+            use = self, terms, ForwardPass(self._passes, self.batch), in_place
             result: Tensor = Mark.apply(out, anchor, use, *saved)  # type: ignore[no-untyped-call]
         return result
 
