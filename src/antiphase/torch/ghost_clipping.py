@@ -188,18 +188,24 @@ def record_losses(wrapped: Any, losses: Tensor) -> tuple[dict[str, list[Term]], 
 
 def per_example_gradients(wrapped: Any, losses: Tensor) -> dict[str, Tensor]:
     """The gradients of single examples by what ghost clipping records: (n, *shape) for each name."""
-    shapes = {name: p.shape for name, p in wrapped._module.named_parameters()}
-    found: dict[str, Tensor] = {}
-    for name, terms in record_losses(wrapped, losses)[0].items():
-        rows = [formed_term(t, shapes[name]) for t in terms]
-        found[name] = torch.stack([r.rows.view(-1, *shapes[name]).double() for r in rows]).sum(dim=0)
-    return found
+    return gradients_and_bounds(wrapped, losses)[0]
 
 
 def norm_bounds(wrapped: Any, losses: Tensor) -> Tensor:
     """Upper bounds of the norms of single examples that ghost clipping clips by."""
     terms, count = record_losses(wrapped, losses)
     return _bounds(terms, count, losses.device)
+
+
+def gradients_and_bounds(wrapped: Any, losses: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """`per_example_gradients` and `norm_bounds` of one backward pass."""
+    shapes = {name: p.shape for name, p in wrapped._module.named_parameters()}
+    terms, count = record_losses(wrapped, losses)
+    bounds, found = _bounds(terms, count, losses.device), dict[str, Tensor]()
+    for name, each in terms.items():
+        rows = [formed_term(t, shapes[name]).rows.view(-1, *shapes[name]).double() for t in each]
+        found[name] = rows[0] if len(rows) == 1 else torch.stack(rows).sum(dim=0)
+    return found, bounds
 
 
 def _bounds(terms: dict[str, list[Term]], count: int, device: Any) -> Tensor:

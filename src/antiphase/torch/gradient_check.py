@@ -22,7 +22,7 @@ from antiphase.errors import AntiphaseWarning, ModelChangedError, PerExampleGrad
 from antiphase.torch.clipping import example_norms, flat
 from antiphase.torch.distributed import is_shard, plain
 from antiphase.torch.earlier_runs import same_randomness
-from antiphase.torch.ghost_clipping import norm_bounds, per_example_gradients
+from antiphase.torch.ghost_clipping import gradients_and_bounds
 from antiphase.torch.recorder import tensors_in
 from antiphase.torch.unchanged import changed_by
 
@@ -289,8 +289,8 @@ def _computed(
     own_name = {id(p): n for n, p in trained.items()}
     if mode in ("ghost", "ghost_fsdp"):
         with wrapped.recorder.always_on(), _dropout_off(model, keep_parameters=False):
-            found = per_example_gradients(wrapped, _losses(call(*inputs.args, **inputs.kwargs), EXAMPLES))
-            norms = norm_bounds(wrapped, _losses(call(*inputs.args, **inputs.kwargs), EXAMPLES))
+            losses = _losses(call(*inputs.args, **inputs.kwargs), EXAMPLES)
+            found, norms = gradients_and_bounds(wrapped, losses)
         return {own_name[id(inner[n])]: r for n, r in found.items()}, norms
     recorder = getattr(wrapped, "recorder", None)
     on = recorder.always_on() if recorder is not None else contextlib.nullcontext()
