@@ -521,3 +521,23 @@ def test_make_private_leaves_the_filters_of_warnings_alone():
     Training()
     make_private(PrivacyEngine(mechanism="dp-sgd"), None)
     assert warnings.filters == before
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_scaled_loss_is_refused_by_name(mode):
+    """GradScaler scales gradients before they are clipped; nothing is released, and the message says what to do."""
+    training = Training(mode=mode)
+    scaler = torch.amp.GradScaler("cpu")
+    inputs, targets = next(iter(training.loader))
+    with pytest.raises(SettingsError, match=r"GradScaler.*Nothing was released"):
+        loss = training.criterion(training.module(inputs), targets)
+        scaler.scale(loss).backward()
+        scaler.step(training.optimizer)
+    assert training.release.releases == 0
+
+
+@pytest.mark.parametrize("mechanism", ["dp-mf", "dp-sgd"])
+def test_an_optimizer_that_needs_a_closure_is_refused(mechanism):
+    """LBFGS evaluates the loss several times a step, and the plan has one release for each step."""
+    with pytest.raises(ValueError, match=r"optimizer = LBFGS: its step needs a closure"):
+        Training(mechanism, optimizer=torch.optim.LBFGS)

@@ -177,6 +177,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             "grad_sample_mode": grad_sample_mode,
             "wrap_model": wrap_model,
         }
+        refusals.steps_with_closure(optimizer)
         if self._uses_opacus(poisson_sampling, planned=epochs is not None or steps is not None):
             refusals.foreign_parameters(module, optimizer)
             coverage.require_coverage(module, optimizer, uncovered)

@@ -20,7 +20,7 @@ from antiphase.errors import AntiphaseWarning, PerExampleGradientError, Settings
 from antiphase.torch.clipping import clip_factors, group_size, pass_of, size_of
 from antiphase.torch.distributed import as_shard, is_shard, rows_of
 from antiphase.torch.gradient_terms import RowBuffers, Rows, Term, bound_of, formed_term, merged
-from antiphase.torch.optimizer import IndependentNoise, PerExampleClipping, PrivateStep
+from antiphase.torch.optimizer import SCALED_LOSS, IndependentNoise, PerExampleClipping, PrivateStep
 from antiphase.torch.recorder import Contribution, ForwardPass, Recorder
 
 Tensor = torch.Tensor
@@ -314,6 +314,10 @@ class GhostTensor(DPTensorFastGradientClipping):
             for p in self.optimizer.params:
                 p.grad = None
         self.optimizer.add(self.module, terms, count, losses)
+
+    def __iter__(self) -> Any:
+        """Called by ``torch.amp.GradScaler.scale``, for what is not a tensor."""
+        raise SettingsError(SCALED_LOSS)
 
     def _made(self, other: DPTensorFastGradientClipping) -> GhostTensor:
         return GhostTensor(self.module, self.optimizer, other.loss_per_sample, self.loss_reduction)

@@ -8,7 +8,7 @@ import torch
 from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
 
-from antiphase.errors import BypassError, PerExampleGradientError
+from antiphase.errors import BypassError, PerExampleGradientError, SettingsError
 from antiphase.torch.clipping import (
     clip_factors,
     clip_margin,
@@ -25,6 +25,10 @@ from antiphase.torch.gradient_terms import Rows
 from antiphase.torch.release import Release
 
 Tensor = torch.Tensor
+SCALED_LOSS = (
+    "GradScaler scales the loss, and gradients of a scaled loss are clipped to another norm than those of the loss. "
+    "Nothing was released. Use autocast without a GradScaler; in bfloat16 gradients do not vanish"
+)
 
 
 class PerExampleClipping:
@@ -34,6 +38,11 @@ class PerExampleClipping:
     examples = 0  # whose gradients are in the sum at hand
     bad_examples = 0  # private: how many were left out because their gradients were not finite
     _open = False  # True while the inner optimizer may step
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Read by ``torch.amp.GradScaler`` before it steps an optimizer, and by nothing else."""
+        raise SettingsError(SCALED_LOSS)
 
     def _refuse_bypass(self, *_: Any) -> None:
         # PRIVACY: nothing reaches the model but through `step`.   [G16]

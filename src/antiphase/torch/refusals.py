@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Collection
 from itertools import chain
@@ -59,6 +60,17 @@ def what_sampling_does_not_cover(group: Group, accumulation: int, trusted: bool)
         raise ValueError(
             f"{group.world} process(es), gradient_accumulation_steps = {accumulation}, trusted = {trusted}: batches "
             "that are sampled for amplification are drawn by one process, one a step, and seen by the ledger"
+        )
+
+
+def steps_with_closure(optimizer: Any) -> None:
+    """Refuse optimizers whose step evaluates the loss several times (LBFGS): each evaluation is a release."""
+    inner = getattr(optimizer, "original_optimizer", optimizer)
+    closure = inspect.signature(inner.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"optimizer = {type(inner).__name__}: its step needs a closure, which it may call several times, and the "
+            "plan has one release for each step. Use an optimizer that takes gradients as they are, such as SGD or Adam"
         )
 
 
