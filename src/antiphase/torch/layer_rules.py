@@ -375,16 +375,11 @@ def _padding(padding: Any, kernel: Any, holes: list[int]) -> list[int]:
 
 
 def _unfolded(x: Tensor, kernel: Any, steps: list[int], holes: list[int]) -> Tensor:
-    """Windows of the padded input: (rows, channels·kernel, positions)."""
+    """Windows of the padded input: (rows, channels·kernel, positions). Copied by strides, several times faster than
+    ``F.unfold`` on a CPU."""
     if all(k == 1 for k in kernel):
         places: Any = (..., *[slice(None, None, step) for step in steps])
         return x[places].flatten(2)
-    if len(kernel) <= 2:
-        one = len(kernel) == 1
-        x, kernel, steps, holes = (
-            (x.unsqueeze(2), (1, *kernel), [1, *steps], [1, *holes]) if one else (x, kernel, steps, holes)
-        )
-        return F.unfold(x, tuple(kernel), dilation=tuple(holes), stride=tuple(steps))
     for dim, (k, step, hole) in enumerate(zip(kernel, steps, holes, strict=True)):
         x = x.unfold(2 + dim, hole * (k - 1) + 1, step)[..., ::hole]
     dims = len(kernel)
