@@ -8,6 +8,8 @@ TORCH = (  # none that starts processes, which would import the file as it is
     "tests/torch/test_checkpoint.py", "tests/torch/test_sampled.py",
     "tests/torch/test_earlier_runs.py", "tests/torch/test_gradient_check.py", "tests/numerical",
     "tests/adversarial", "tests/replay", *ALL,
+    # shows what the attacks of other tests came to, and makes all of them again if it runs first
+    "--deselect=tests/adversarial/test_hazards.py::test_every_row_has_attacks_and_each_ends_as_asked",
 )  # fmt: skip
 AMPLIFICATION = (
     "tests/test_amplification.py", "tests/test_balls.py", "tests/test_mechanism.py", *ALL,
