@@ -529,10 +529,13 @@ def test_a_scaled_loss_is_refused_by_name(mode):
     training = Training(mode=mode)
     scaler = torch.amp.GradScaler("cpu")
     inputs, targets = next(iter(training.loader))
-    with pytest.raises(SettingsError, match=r"GradScaler.*Nothing was released"):
-        loss = training.criterion(training.module(inputs), targets)
-        scaler.scale(loss).backward()
+
+    def step():
+        scaler.scale(training.criterion(training.module(inputs), targets)).backward()
         scaler.step(training.optimizer)
+
+    with pytest.raises(SettingsError, match=r"GradScaler.*Nothing was released"):
+        step()
     assert training.release.releases == 0
 
 
