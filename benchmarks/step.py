@@ -331,7 +331,10 @@ def _claim(what, ratio, asked):
     return Claim(what, f"{ratio:.3f} ×", f"≤ {asked} ×", ratio <= asked)
 
 
-NOISE = "correlated noise reads and writes its buffers, and the ledger is written before every release"
+NOISE = (
+    "correlated noise reads and writes its buffers, sums of small groups are added in float64, and settings, model and "
+    "ledger are looked at before every release"
+)
 PASSES = (
     "the optimizer alone is no slower, so neither buffers nor ledger are the reason: it lies in the passes, which "
     "ours follows function by function, and which vary by a few percent from run to run"

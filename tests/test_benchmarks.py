@@ -94,12 +94,12 @@ def test_what_is_slower_in_a_step_is_said_for_the_step_and_alone_and_with_its_ow
     assert lost(a_step("cnn, hooks", 0.9, 0.9)) == []
     whole, alone = lost(a_step("logistic, hooks", 1.08, 1.23))
     assert whole.what == "a step, logistic, hooks: Opacus 100 ms, ours 108 ms"
-    assert alone.what == "`optimizer.step()` alone, logistic, hooks: Opacus 10 ms, ours 12.3 ms"
+    assert alone.what == "the optimizer alone, logistic, hooks: Opacus 10 ms, ours 12.3 ms"
     assert whole.why == alone.why == step.NOISE
     (alone,) = lost(a_step("logistic, hooks", 0.99, 1.1))
-    assert alone.what.startswith("`optimizer.step()` alone")
+    assert alone.what.startswith("the optimizer alone")
     (ghost,) = lost(a_step("cnn, ghost", 1.02, 0.67))
-    assert step.NOISE not in ghost.why  # which is in optimizer.step(), and that is faster
+    assert step.NOISE not in ghost.why  # which is in the optimizer, and that is faster
     assert "bounded" in ghost.why
     assert "same cores" in ghost.why
     (short,) = lost(a_step("logistic, ghost", 1.01, 0.97))
