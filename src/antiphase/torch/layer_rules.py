@@ -375,8 +375,10 @@ def _padding(padding: Any, kernel: Any, holes: list[int]) -> list[int]:
 
 
 def _unfolded(x: Tensor, kernel: Any, steps: list[int], holes: list[int]) -> Tensor:
-    """Windows of the padded input: (rows, channels·kernel, positions). Copied by strides, several times faster than
-    ``F.unfold`` on a CPU."""
+    """Windows of the padded input: (rows, channels·kernel, positions).
+
+    A copy by strides, several times faster than ``F.unfold`` on a CPU.
+    """
     if all(k == 1 for k in kernel):
         places: Any = (..., *[slice(None, None, step) for step in steps])
         return x[places].flatten(2)
