@@ -81,3 +81,14 @@ def test_examples_that_are_not_finite_are_masked_and_the_others_stay_where_they_
     others = x[kept].double()
     expected = (others * (1 / others.norm(dim=1)).clamp(max=1.0)[:, None]).sum(dim=0)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_the_clip_margin_is_the_sum_of_all_roundings():
+    """In units of 2⁻²⁴, by hand from docs/clipping.md: groups 2(m + 3)B, sums 4B, inputs 4·64·min(B, 512)."""
+    by_hand = {
+        4: 2 * 67 * 4 + 4 * 4 + 4 * 64 * 4,  # m = 64
+        512: 2 * 23 * 512 + 4 * 512 + 4 * 64 * 512,  # m = 20
+        10_000: 2 * 4 * 10_000 + 4 * 10_000 + 4 * 64 * 512,  # m = 1
+    }
+    for batch_size, units in by_hand.items():
+        assert clip_margin(batch_size) == pytest.approx(units * 2.0**-24 + 2e-5, rel=1e-9)

@@ -47,3 +47,15 @@ def test_losses_that_are_not_one_for_each_example_are_refused():
     for losses in (module(x).flatten(0, 1).sum(dim=1), module(x).sum(dim=2)[:2].sum(dim=1)):
         with pytest.raises(PerExampleGradientError, match="gradients of 4 examples for"):
             record_losses(module, losses)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_rows_of_hooks_are_in_float32_or_float64_as_the_parameter_is(dtype):
+    """Embeddings are added up in float64, which only parameters in float64 keep; none is kept in less than float32."""
+    module = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2)).to(dtype)
+    wrapped = recorded(module, "hooks", batch_first=True, loss_reduction="mean", wrap_model=True)
+    wrapped(torch.tensor([[0, 1], [2, 2]])).sum().backward()
+    expected = torch.float64 if dtype is torch.float64 else torch.float32
+    assert {name: p.grad_sample.dtype for name, p in module.named_parameters()} == dict.fromkeys(
+        ["0.weight", "1.weight", "1.bias"], expected
+    )

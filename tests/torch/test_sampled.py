@@ -261,3 +261,10 @@ def test_a_run_goes_on_with_the_same_batches(make, tmp_path):
         assert (other.thrown == sampler.thrown).all()
     train(module_2, optimizer_2, loader_2, STEPS - 5)
     assert again.remaining_steps == 0
+
+
+def test_rounding_is_covered_for_the_batch_size_or_twice_the_expected_one_and_a_hundred():
+    """In a fixed order no batch is larger than the loader's; sampled ones may be, and are refused past 2 × 8 + 100."""
+    assert private(independent())[0]._release.most_examples == 2 * 8 + 100
+    fixed = ap.calibrate(ap.design("dp-mf", steps=STEPS, epochs=2), noise_multiplier=1.0)
+    assert private(fixed, DataLoader(dataset(), batch_size=8), epochs=2)[0]._release.most_examples == 8

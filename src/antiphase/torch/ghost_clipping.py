@@ -239,12 +239,9 @@ class GhostClipping(PerExampleClipping):
         return list(self._unused)
 
     def gather(self) -> None:
-        if all(p.summed_grad is None for p in self.params):
+        """The sums are there already, of every parameter."""
+        if any(p.summed_grad is None for p in self.params):
             raise ValueError("there is no gradient of any example: call backward() on the loss before step()")
-        for p in self.params:
-            if p.summed_grad is None:
-                p.summed_grad = torch.zeros_like(p, dtype=torch.float64)
-            p.grad = None  # of other backward passes; nothing of it is released
 
     def add(self, wrapped: Any, terms: dict[str, list[Term]], count: int, losses: Tensor) -> None:
         """Clip the examples and add them to the sums."""
