@@ -8,12 +8,15 @@ prints a table by file and the survivors. It fails if fewer than nine in ten wer
 survived for which survivors.md has no reason, or if a test is red without a mutant.
 
 First, the lines are measured that each test executes. Then each mutant gets a forked process that
-imports antiphase with it and runs the tests that reach its line, the quickest first, until one is red.
+imports antiphase with it and runs the tests that reach its line until one is red: first those that
+killed others of its file, then the quickest. What none has killed after BUDGET seconds of processor
+time has survived.
 """
 
 import argparse
 import gc
 import importlib.util
+import math
 import os
 import pickle
 import re
@@ -38,6 +41,7 @@ ROOT = PACKAGE.parents[1]
 ASKED = 0.90
 SIZE, SEED = 600, 1
 SURVIVED, KILLED = 0, 1
+BUDGET = 60
 PROCESSES = len(os.sched_getaffinity(0))
 OPTIONS = ["-q", "-s", "--tb=native", "-o", "addopts=--strict-markers --import-mode=importlib"]
 OPTIONS += [f"-pno:{plugin}" for plugin in ("cacheprovider", "faulthandler", "doctest")]
@@ -115,18 +119,25 @@ def measured(files, folder):
 class Until:
     """A pytest plugin that runs given tests in their order until one is red."""
 
-    def __init__(self, seconds):
+    def __init__(self, seconds, note, budget):
         self.seconds = seconds  # {node id: seconds}, in the order of the tests
+        self.note = note  # the file for the name of the test that was red, or took far too long
+        self.budget = budget
         self.verdict = KILLED  # also if tests cannot be collected
 
     def pytest_runtestloop(self, session):
         if session.testsfailed:
             return True
-        items = {item.nodeid: item for item in session.items}
+        items, left = {item.nodeid: item for item in session.items}, self.budget
         for test, seconds in self.seconds.items():
+            if left <= 0:
+                break
             limit(10 + 5 * seconds, 90 + int(30 * seconds))
+            self.note.write_text(test, encoding="utf-8")
+            began = time.process_time()
             if test not in items or not green(items[test]):
                 return True
+            left -= time.process_time() - began
         self.verdict = SURVIVED
         return True
 
@@ -137,7 +148,23 @@ def limit(busy, waiting):
     signal.alarm(waiting)
 
 
-def trial(mutant, tests, seconds):
+class Killers:
+    """How many mutants of each file a test has killed."""
+
+    def __init__(self):
+        self._counts = {}  # {file: {node id: mutants}}
+
+    def add(self, file, test):
+        counts = self._counts.setdefault(file, {})
+        counts[test] = counts.get(test, 0) + 1
+
+    def first(self, file, tests):
+        """The tests, those that killed most mutants of the file first."""
+        counts = self._counts.get(file, {})
+        return sorted(tests, key=lambda test: -counts.get(test, 0))
+
+
+def trial(mutant, tests, seconds, killers, note, budget=BUDGET):
     """The job that runs one mutant through tests."""
 
     def body():
@@ -145,7 +172,7 @@ def trial(mutant, tests, seconds):
             return SURVIVED
         limit(60, 300)
         fresh.install(mutant)
-        plugin = Until({test: seconds[test] for test in tests})
+        plugin = Until({test: seconds[test] for test in killers.first(mutant.file, tests)}, note, budget)
         files = dict.fromkeys(test.split("::")[0] for test in tests)
         pytest.main([*OPTIONS, *files], plugins=[plugin])
         return plugin.verdict
@@ -153,13 +180,14 @@ def trial(mutant, tests, seconds):
     return body
 
 
-def tried(mutants, reached):
+def tried(mutants, reached, folder):
     """The results of mutants, in their order; survivors are printed at once."""
-    texts, jobs = _Texts(), {}
+    texts, jobs, killers = _Texts(), {}, Killers()
     for number, mutant in enumerate(mutants):
         found = reached[TESTS[mutant.file]]
         tests = reaching(mutant, found["tests"], found["imported"], texts)
-        jobs[number] = trial(mutant, tests, {test: found["tests"][test][0] for test in tests})
+        seconds = {test: found["tests"][test][0] for test in tests}
+        jobs[number] = trial(mutant, tests, seconds, killers, folder / f"test {number}")
     results, began = {}, time.perf_counter()
     with suppress(KeyboardInterrupt):  # the table is printed of those that are done
         for number, status, seconds in forked(jobs):
@@ -168,23 +196,26 @@ def tried(mutants, reached):
             results[number] = Result(mutants[number], status == 0, endless, seconds)
             if status == 0:
                 say(in_words(mutants[number]))
+            elif (note := folder / f"test {number}").exists():
+                killers.add(mutants[number].file, note.read_text(encoding="utf-8"))
             if len(results) % 50 == 0:
                 passed = time.perf_counter() - began
                 say(f"  {len(results)} of {len(mutants)} mutants in {passed:.0f} s")
     return [results[number] for number in sorted(results)]
 
 
-def controls(reached):
+def controls(reached, folder):
     """Groups of tests that are red for a file as it is, where a mutant of it would be.
 
     Such a mutant must survive: otherwise the others are killed by the way they are made.
     """
-    jobs = {}
+    jobs, none = {}, Killers()
     for tests, found in reached.items():
         file = next(iter(found["imported"]))
         itself = Mutant(file, 0, "", "", (PACKAGE / file).read_text(encoding="utf-8"))
         seconds = {test: taken for test, (taken, _) in found["tests"].items()}
-        jobs[tests] = trial(itself, sorted(seconds, key=seconds.get), seconds)
+        note = folder / f"control {len(jobs)}"
+        jobs[tests] = trial(itself, sorted(seconds, key=seconds.get), seconds, none, note, math.inf)
     return [tests for tests, status, _ in forked(jobs) if status]
 
 
@@ -286,12 +317,12 @@ def run(mutants, faults):
             red = found["red"] if found else []
             faults += [f"red without a mutant, and left out: {test}" for test in red]
         reached = {tests: found for tests, found in reached.items() if found}
-        for tests in controls(reached):
+        for tests in controls(reached, Path(folder)):
             faults.append(f"red for the file as it is, as a mutant: {' '.join(tests)}")
         for fault in faults:
             say(f"  {fault}")
         tryable = [m for those in mutants.values() for m in those if TESTS[m.file] in reached]
-        results = tried(tryable, reached)
+        results = tried(tryable, reached, Path(folder))
         if len(results) < len(tryable):
             faults.append(f"stopped after {len(results)} of {len(tryable)} mutants")
         return results
