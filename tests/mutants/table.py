@@ -6,7 +6,11 @@ QUICK, ALL = ("-m", "not slow and not long"), ("-m", "not long")
 TORCH = (  # none that starts processes, which would import the file as it is
     "tests/torch/test_engine.py", "tests/torch/test_update.py", "tests/torch/test_fuzz.py",
     "tests/torch/test_checkpoint.py", "tests/torch/test_sampled.py",
-    "tests/torch/test_earlier_runs.py", "tests/torch/test_gradient_check.py", "tests/numerical",
+    "tests/torch/test_clipping.py", "tests/torch/test_coverage.py",
+    "tests/torch/test_earlier_runs.py", "tests/torch/test_ghost_clipping.py",
+    "tests/torch/test_gradient_check.py", "tests/torch/test_gradient_check_faults.py",
+    "tests/torch/test_gradient_terms.py", "tests/torch/test_recorder.py",
+    "tests/torch/test_unchanged.py", "tests/numerical",
     "tests/adversarial", "tests/replay", *ALL,
     # shows what the attacks of other tests came to, and makes all of them again if it runs first
     "--deselect=tests/adversarial/test_hazards.py::test_every_row_has_attacks_and_each_ends_as_asked",

@@ -148,3 +148,11 @@ def test_buffers_of_rows_are_kept_for_one_batch_size_alone():
     assert buffers.take(4, 6, 7, like) is not buffers.take(4, 6, 7, like)
     other = buffers.take(4, 6, 7, like.double())
     assert other.dtype is torch.float64
+
+
+def test_what_underflow_may_cost_is_added():
+    """2⁻¹²⁶ for each feature, times (Σ‖g_t‖)² + (Σ‖a_t‖)² + 2⁻¹²⁶·d·T², by hand: d = 40, T = 2."""
+    products = Products(2.0 * torch.ones(1, 2, 1), 3.0 * torch.ones(1, 2, 40))
+    most = 40 * 2.0**-126
+    expected = most * (4.0**2 + (2 * 3 * 40**0.5) ** 2 + most * 4)
+    assert float(products.underflow()) == pytest.approx(expected, rel=1e-4)
