@@ -307,7 +307,7 @@ def run(mutants, faults):
     """The results of mutants, {file: mutants}; adds to `faults` what is wrong without a mutant."""
     fresh.warm_up()
     gc.freeze()  # so that no process looks through all that was imported
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         reached = measured(list(mutants), Path(folder))
