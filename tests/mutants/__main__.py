@@ -41,7 +41,7 @@ ROOT = PACKAGE.parents[1]
 ASKED = 0.90
 SIZE, SEED = 600, 1
 SURVIVED, KILLED = 0, 1
-BUDGET = 60
+BUDGET = 60  # seconds of processor time for the tests of one mutant
 PROCESSES = len(os.sched_getaffinity(0))
 OPTIONS = ["-q", "-s", "--tb=native", "-o", "addopts=--strict-markers --import-mode=importlib"]
 OPTIONS += [f"-pno:{plugin}" for plugin in ("cacheprovider", "faulthandler", "doctest")]
