@@ -42,7 +42,7 @@ coverage: $(READY)   ## which lines of the core the tests of `make test` execute
 	$(TWO) -q -m "not long" --ignore=tests/acceptance --cov --cov-report=term
 
 mutants: $(READY)    ## 600 small changes, one at a time, in what privacy rests on: do the tests notice? Fails below 90 %
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.mutants
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.mutation
 
 check: $(READY)      ## format, lint, types and the fast tests, in under a minute
 	$(BIN)/ruff format --check .

@@ -22,7 +22,7 @@ os.environ["ANTIPHASE_CACHE"] = "off"  # designs are to be made, not remembered
 from rich.console import Console
 from rich.table import Table as Rich
 
-from antiphase import files
+from antiphase._util import files
 from benchmarks import page
 from benchmarks.asking import Run
 from benchmarks.peers import PeerError
@@ -47,7 +47,11 @@ class Book:
         with self._writing:
             known = json.loads(self._path.read_text())["questions"] if self._path.exists() else {}
             known[name] = record
-            machine = {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()}
+            machine = {
+                "cores": os.cpu_count(),
+                "processor": platform.machine(),
+                "python": platform.python_version(),
+            }
             whole = {
                 "command": "python -m benchmarks" + " --full" * self._full,
                 "date": time.strftime("%Y-%m-%d"),
@@ -63,9 +67,19 @@ class Beside:
     def __init__(self, name, full, keep):
         self.name, self._keep, self._before = name, keep, os.sched_getaffinity(0)
         self._folder = tempfile.TemporaryDirectory()
-        command = [sys.executable, "-m", "benchmarks", name, "--json", "--output", f"{self._folder.name}/record.json"]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks",
+            name,
+            "--json",
+            "--output",
+            f"{self._folder.name}/record.json",
+        ]
         os.sched_setaffinity(0, {max(self._before)})  # which the process inherits
-        self._process = subprocess.Popen(command + ["--full"] * full, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command + ["--full"] * full, cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
         os.sched_setaffinity(0, {min(self._before)})
         self._record = None
         self._waiting = threading.Thread(target=self._wait)
@@ -83,7 +97,9 @@ class Beside:
         self._waiting.join()
         os.sched_setaffinity(0, self._before)
         if self._record is None:
-            raise PeerError(f"measured in a process of its own, which ended with code {self._process.returncode}")
+            raise PeerError(
+                f"measured in a process of its own, which ended with code {self._process.returncode}"
+            )
         return self._record
 
 
@@ -93,7 +109,11 @@ def measured(names, full, console, keep):
     The peer's designs for several epochs take longer than all others together, on one core; so they have one of their
     own, and what depends on a quiet machine waits for them. ``keep`` is called with each record as soon as it is there.
     """
-    several = len(set(names) - {LONGEST}) > 0 and hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
+    several = (
+        len(set(names) - {LONGEST}) > 0
+        and hasattr(os, "sched_getaffinity")
+        and len(os.sched_getaffinity(0)) > 1
+    )
     if LONGEST not in names or not several:
         return _in_turn(names, full, console, keep)
     beside = Beside(LONGEST, full, keep)
@@ -106,7 +126,9 @@ def measured(names, full, console, keep):
         console.print(f"{question(LONGEST).TITLE}: not measured. {error}")
     alone = [name for name in names if name not in (*ON_ONE_CORE, LONGEST)]
     more, also = _in_turn(alone, full, console, keep)
-    return {name: (records | more)[name] for name in names if name in records or name in more}, failed + also
+    return {
+        name: (records | more)[name] for name in names if name in records or name in more
+    }, failed + also
 
 
 def _in_turn(names, full, console, keep):
@@ -114,7 +136,10 @@ def _in_turn(names, full, console, keep):
     for name in names:
         asked = question(name)
         with console.status(asked.TITLE) as status:
-            run = Run(full, lambda doing, title=asked.TITLE, status=status: status.update(f"{title}: {doing}"))
+            run = Run(
+                full,
+                lambda doing, title=asked.TITLE, status=status: status.update(f"{title}: {doing}"),
+            )
             began = time.perf_counter()
             try:
                 records[name] = asked.measure(run)
@@ -143,22 +168,40 @@ def show(records, console):
         for claim in asked.claims(record):
             holds &= claim.holds
             mark = "[green]holds[/]" if claim.holds else "[red]DOES NOT HOLD[/]"
-            console.print(f"  {claim.what}: measured {claim.measured}; asked {claim.asked}: {mark}", highlight=False)
+            console.print(
+                f"  {claim.what}: measured {claim.measured}; asked {claim.asked}: {mark}",
+                highlight=False,
+            )
     return holds
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of {', '.join(QUESTIONS)}; default: all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--full", action="store_true", help="larger sizes and more repetitions: hours, for the peer's sake"
+        "questions", nargs="*", metavar="QUESTION", help=f"of {', '.join(QUESTIONS)}; default: all"
+    )
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="larger sizes and more repetitions: hours, for the peer's sake",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "results" / "benchmarks.json", help="where the record goes"
+        "--output",
+        type=Path,
+        default=ROOT / "results" / "benchmarks.json",
+        help="where the record goes",
     )
-    parser.add_argument("--page", action="store_true", help="write docs/benchmarks.md and its figures from the record")
-    parser.add_argument("--page-only", action="store_true", help="the same, without measuring anything")
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="write docs/benchmarks.md and its figures from the record",
+    )
+    parser.add_argument(
+        "--page-only", action="store_true", help="the same, without measuring anything"
+    )
     arguments = parser.parse_args()
     names = arguments.questions or list(QUESTIONS)
     unknown = set(names) - set(QUESTIONS)
@@ -174,7 +217,9 @@ def main():
         page.write(json.loads(arguments.output.read_text()), ROOT / "docs")
     if arguments.json:
         print(json.dumps(records, ensure_ascii=False))
-        holds = all(claim.holds for name in records for claim in question(name).claims(records[name]))
+        holds = all(
+            claim.holds for name in records for claim in question(name).claims(records[name])
+        )
     else:
         holds = show(records, console)
     return 2 if failed else 0 if holds else 1

@@ -5,9 +5,9 @@ from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant
 
 from antiphase import accounting
-from antiphase.studies.running import Table
 from benchmarks.asking import Claim, Loss
 from benchmarks.timing import Timing, in_words, ratio_in_words, seconds
+from experiments.runner import Table
 
 TITLE = "Accounting"
 DELTA = 1e-6
@@ -71,7 +71,14 @@ def tables(record):
             [row["name"], f"{row['ours']:.9g}", f"{row['theirs']:.9g}", in_words(ours), in_words(theirs),
              ratio_in_words(theirs / ours)]
         )  # fmt: skip
-    headings = ["", "ε, antiphase", "ε, dp-accounting", "time, antiphase", "time, dp-accounting", "faster"]
+    headings = [
+        "",
+        "ε, antiphase",
+        "ε, dp-accounting",
+        "time, antiphase",
+        "time, dp-accounting",
+        "faster",
+    ]
     return [Table(f"ε at δ = {record['delta']:g}", headings, rows)]
 
 
@@ -80,14 +87,22 @@ def claims(record):
     above = [row["ours"] / row["theirs"] - 1 for row in gaussian]
     least, most = float(np.min(above)), float(np.max(above))
     return [
-        Claim("Gaussian ε over dp-accounting's, relative", f"{least:+.1e} … {most:+.1e}", f"≤ {AGREE:g}", most <= AGREE)
+        Claim(
+            "Gaussian ε over dp-accounting's, relative",
+            f"{least:+.1e} … {most:+.1e}",
+            f"≤ {AGREE:g}",
+            most <= AGREE,
+        )
     ]
 
 
 def losses(record):
     why = "ours asks dp-accounting at a finer interval than its default, and both of its estimates"
     return [
-        Loss(f"{row['name']}: {in_words(row['seconds']['theirs']['median'])} against {in_words(ours)}", why)
+        Loss(
+            f"{row['name']}: {in_words(row['seconds']['theirs']['median'])} against {in_words(ours)}",
+            why,
+        )
         for row in record["rows"]
         if row["seconds"]["theirs"]["median"] < (ours := row["seconds"]["ours"]["median"])
     ]

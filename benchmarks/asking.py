@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 import antiphase as ap
-from antiphase.factorization.dense import Dense
+from antiphase.factorizations.dense import Dense
 from antiphase.objective import Average
-from antiphase.studies.running import Table
+from experiments.runner import Table
 
 Record = dict[str, Any]  # what was measured, as JSON
 
@@ -63,9 +63,13 @@ class Question(Protocol):
 def excess(encoder: Any, epochs: int, optimum: float) -> float:
     """Of the squared error of an encoder, whoever made it, over a certified optimum: computed here, in float64."""
     steps = len(encoder)
-    encoder = encoder * np.where(np.diagonal(encoder) < 0, -1.0, 1.0)[:, None]  # the same noise, other signs
+    encoder = (
+        encoder * np.where(np.diagonal(encoder) < 0, -1.0, 1.0)[:, None]
+    )  # the same noise, other signs
     who = ap.once() if epochs == 1 else ap.epochs(epochs, steps // epochs)
-    return float(Dense("encoder", ap.Workload.sgd(steps), Average(), who, encoder).error / optimum - 1)
+    return float(
+        Dense("encoder", ap.Workload.sgd(steps), Average(), who, encoder).error / optimum - 1
+    )
 
 
 def optimum(steps: int, epochs: int) -> float:

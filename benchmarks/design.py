@@ -5,11 +5,11 @@ import time
 import numpy as np
 
 import antiphase as ap
-from antiphase.report import charts, figures
-from antiphase.studies.running import Table
+from antiphase.reporting import charts, figures
 from benchmarks import peers
 from benchmarks.asking import Claim, Loss, excess
 from benchmarks.timing import OnOneCore, in_words, ratio_in_words
+from experiments.runner import Table
 
 TITLE = "Design, one participation"
 NAME, EPOCHS = "design", 1
@@ -23,7 +23,9 @@ FASTER, CLOSER, STEEP = 100, 100, 1.15
 def measure(run):
     with OnOneCore():
         ours = ours_at(SIZES[run.full], run)
-        alone = ours_at(OURS_ALONE if run.full else OURS_ALONE[:-1], run, repetitions=1, kinds=["default"])
+        alone = ours_at(
+            OURS_ALONE if run.full else OURS_ALONE[:-1], run, repetitions=1, kinds=["default"]
+        )
     with peers.Worker("jax-privacy", core=peers.cores()[0]) as worker:
         theirs = theirs_at(SIZES[run.full], EPOCHS, worker, ours, run)
     return {"epochs": EPOCHS, "ours": ours + alone, "theirs": theirs, "peer": worker.hello}
@@ -40,8 +42,18 @@ def ours_at(sizes, run, epochs=EPOCHS, repetitions=5, kinds=tuple(OPTIONS)):
             several = [_seconds(steps, epochs, options) for _ in range(repetitions)]
             taken, f = [s for s, _ in several], several[-1][1]
             rows.append(
-                {"kind": kind, "steps": steps, "seconds": float(np.median(taken)), "spread": [min(taken), max(taken)]}
-                | {"first": first, "excess": f.gap, "optimum": f.lower_bound, "buffers": getattr(f, "buffers", None)}
+                {
+                    "kind": kind,
+                    "steps": steps,
+                    "seconds": float(np.median(taken)),
+                    "spread": [min(taken), max(taken)],
+                }
+                | {
+                    "first": first,
+                    "excess": f.gap,
+                    "optimum": f.lower_bound,
+                    "buffers": getattr(f, "buffers", None),
+                }
             )
     return rows
 
@@ -60,7 +72,13 @@ def theirs_at(sizes, epochs, worker, ours, run):
         run.say(f"JAX Privacy, dense, T = {steps:,}, {epochs} epoch(s): minutes from T = 1,024 on")
         made = worker.ask("dense", steps=steps, epochs=epochs)
         bound = max(row["optimum"] for row in ours if row["steps"] == steps)
-        rows.append({"steps": steps, "seconds": made["seconds"], "excess": excess(made["encoder"], epochs, bound)})
+        rows.append(
+            {
+                "steps": steps,
+                "seconds": made["seconds"],
+                "excess": excess(made["encoder"], epochs, bound),
+            }
+        )
     return rows
 
 
@@ -75,7 +93,9 @@ def pairs(record):
 
 def exponent(rows):
     """Of the time in the number of steps."""
-    return float(np.polyfit(np.log([r["steps"] for r in rows]), np.log([r["seconds"] for r in rows]), 1)[0])
+    return float(
+        np.polyfit(np.log([r["steps"] for r in rows]), np.log([r["seconds"] for r in rows]), 1)[0]
+    )
 
 
 def long_ones(record):
@@ -100,16 +120,32 @@ def claims(record):
     faster, closer = theirs["seconds"] / ours["seconds"], theirs["excess"] / ours["excess"]
     steep, theirs_steep = exponent(long_ones(record)), exponent(record["theirs"])
     return [
-        Claim(f"T = {ASKED}: faster than JAX Privacy", ratio_in_words(faster), f"≥ {FASTER} ×", faster >= FASTER),
-        Claim("with an excess smaller by", ratio_in_words(closer), f"≥ {CLOSER} ×", closer >= CLOSER),
-        Claim("exponent of the time in T", f"{steep:.2f} (peer {theirs_steep:.2f})", f"≤ {STEEP}", steep <= STEEP),
+        Claim(
+            f"T = {ASKED}: faster than JAX Privacy",
+            ratio_in_words(faster),
+            f"≥ {FASTER} ×",
+            faster >= FASTER,
+        ),
+        Claim(
+            "with an excess smaller by", ratio_in_words(closer), f"≥ {CLOSER} ×", closer >= CLOSER
+        ),
+        Claim(
+            "exponent of the time in T",
+            f"{steep:.2f} (peer {theirs_steep:.2f})",
+            f"≤ {STEEP}",
+            steep <= STEEP,
+        ),
     ]
 
 
 def losses(record):
-    why = "ours stops at the tolerance it was given (`tolerance=`), theirs when its gradient is small"
+    why = (
+        "ours stops at the tolerance it was given (`tolerance=`), theirs when its gradient is small"
+    )
     return [
-        Loss(f"{TITLE}, T = {t['steps']:,}: excess {t['excess']:.1e} against {o['excess']:.1e}", why)
+        Loss(
+            f"{TITLE}, T = {t['steps']:,}: excess {t['excess']:.1e} against {o['excess']:.1e}", why
+        )
         for o, t in pairs(record)
         if t["excess"] < o["excess"]
     ]
@@ -130,9 +166,14 @@ def words(record):
 
 def draw(record, folder):
     curves = {
-        "antiphase": ("dp-mf", [(r["steps"], r["seconds"]) for r in record["ours"] if r["kind"] == "default"]),
+        "antiphase": (
+            "dp-mf",
+            [(r["steps"], r["seconds"]) for r in record["ours"] if r["kind"] == "default"],
+        ),
         "JAX Privacy, dense": ("tree", [(r["steps"], r["seconds"]) for r in record["theirs"]]),
     }
     ours, theirs = exponent(long_ones(record)), exponent(record["theirs"])
     title = f"Time to design, one participation: T^{ours:.2f} against T^{theirs:.2f}"
-    return list(figures.draw(folder / "benchmark-design", charts.seconds_against_steps(curves, title)))
+    return list(
+        figures.draw(folder / "benchmark-design", charts.seconds_against_steps(curves, title))
+    )

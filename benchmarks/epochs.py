@@ -3,14 +3,14 @@
 import time
 
 import antiphase as ap
-from antiphase.factorization.epochs import bound_only
 from antiphase.objective import Average
-from antiphase.report import charts, figures
-from antiphase.studies.running import Table
+from antiphase.reporting import charts, figures
+from antiphase.solvers.multi_epoch import bound_only
 from benchmarks import design, peers
 from benchmarks.asking import Claim, Loss
 from benchmarks.design import exponent
 from benchmarks.timing import OnOneCore, in_words, ratio_in_words
+from experiments.runner import Table
 
 TITLE = "Design, several epochs"
 EPOCHS = 16
@@ -27,13 +27,22 @@ def measure(run):
         found = searched(sizes, repetitions=1)
     with peers.Worker("jax-privacy", core=peers.cores()[0]) as worker:
         theirs = design.theirs_at(SIZES[run.full], EPOCHS, worker, ours, run)
-    return {"epochs": EPOCHS, "ours": ours, "theirs": theirs, "searched": found, "peer": worker.hello}
+    return {
+        "epochs": EPOCHS,
+        "ours": ours,
+        "theirs": theirs,
+        "searched": found,
+        "peer": worker.hello,
+    }
 
 
 def searched(steps=SEARCHED, epochs=SEARCH_EPOCHS, repetitions=2):
     """The search for the certified bound, which is all but the last square root: the fastest of a few."""
     ap.design("dp-mf", steps=64, epochs=4)  # warm
-    return [min((_search(size, epochs) for _ in range(repetitions)), key=lambda r: r["seconds"]) for size in steps]
+    return [
+        min((_search(size, epochs) for _ in range(repetitions)), key=lambda r: r["seconds"])
+        for size in steps
+    ]
 
 
 def _search(steps, epochs):
@@ -53,14 +62,20 @@ def _search(steps, epochs):
 
 def tables(record):
     rows = [[f"antiphase, {EPOCHS} epochs", *design._figures(row)] for row in record["ours"]]
-    rows += [[f"JAX Privacy, dense, {EPOCHS} epochs", *design._figures(row)] for row in record["theirs"]]
+    rows += [
+        [f"JAX Privacy, dense, {EPOCHS} epochs", *design._figures(row)] for row in record["theirs"]
+    ]
     searches = [
         [f"{row['steps']:,}", in_words(row["seconds"]), str(row["iterations"]), f"{row['gap']:.0e}"]
         for row in record["searched"]
     ]
     return [
         Table(TITLE, ["", "T", "time", "excess over the optimum"], rows),
-        Table(f"The search alone, {SEARCH_EPOCHS} epochs", ["T", "time", "iterations", "gap"], searches),
+        Table(
+            f"The search alone, {SEARCH_EPOCHS} epochs",
+            ["T", "time", "iterations", "gap"],
+            searches,
+        ),
     ]
 
 
@@ -70,12 +85,19 @@ def claims(record):
     what = f"T = {design.ASKED}, {EPOCHS} epochs: faster than JAX Privacy"
     return [
         Claim(what, ratio_in_words(faster), f"≥ {FASTER} ×", faster >= FASTER),
-        Claim(f"exponent of the search in T, {SEARCH_EPOCHS} epochs", f"{steep:.2f}", "≤ 1.2", steep <= 1.2),
+        Claim(
+            f"exponent of the search in T, {SEARCH_EPOCHS} epochs",
+            f"{steep:.2f}",
+            "≤ 1.2",
+            steep <= 1.2,
+        ),
     ]
 
 
 def losses(record):
-    return [Loss(loss.what.replace(design.TITLE, TITLE), loss.why) for loss in design.losses(record)]
+    return [
+        Loss(loss.what.replace(design.TITLE, TITLE), loss.why) for loss in design.losses(record)
+    ]
 
 
 def words(record):
@@ -95,5 +117,11 @@ def draw(record, folder):
     theirs = [(row["steps"], row["seconds"]) for row in record["theirs"]]
     steep = exponent(record["searched"])
     title = f"Time to design, {EPOCHS} epochs; the search at {SEARCH_EPOCHS} epochs grows like T^{steep:.2f}"
-    curves = {"search alone": ("dp-mf+", points), "antiphase": ("dp-mf", whole), "JAX Privacy, dense": ("tree", theirs)}
-    return list(figures.draw(folder / "benchmark-epochs", charts.seconds_against_steps(curves, title)))
+    curves = {
+        "search alone": ("dp-mf+", points),
+        "antiphase": ("dp-mf", whole),
+        "JAX Privacy, dense": ("tree", theirs),
+    }
+    return list(
+        figures.draw(folder / "benchmark-epochs", charts.seconds_against_steps(curves, title))
+    )

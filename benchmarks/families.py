@@ -3,10 +3,10 @@
 import time
 
 import antiphase as ap
-from antiphase.studies.running import Table
 from benchmarks import peers
 from benchmarks.asking import Claim, Loss, excess
 from benchmarks.timing import OnOneCore, in_words, ratio_in_words
+from experiments.runner import Table
 
 TITLE = "Encoders of one form"
 STEPS = [1024, 4096]
@@ -19,7 +19,9 @@ FORMS = {  # of ours, and what the peer is asked for
     "banded, 16 bands": ("banded", {"bands": 16}, "banded"),
     "banded, 64 bands": ("banded", {"bands": 64}, "banded"),
 }
-QUICK = [(1024, form) for form in FORMS if form != "banded, 64 bands"]  # all others take minutes, of the peer's
+QUICK = [
+    (1024, form) for form in FORMS if form != "banded, 64 bands"
+]  # all others take minutes, of the peer's
 OPAKE = ("BLT, 2 buffers", "BLT, 4 buffers", "Toeplitz, 16 bands", "Toeplitz, 64 bands")
 PEER = {"jax-privacy": "JAX Privacy", "opake": "opake"}
 NO_WORSE = 1.001
@@ -31,7 +33,9 @@ WHY = "both are at the optimum of this form, to more digits than matter: theirs 
 
 
 def measure(run):
-    wanted = [(steps, form) for steps in STEPS for form in FORMS if run.full or (steps, form) in QUICK]
+    wanted = [
+        (steps, form) for steps in STEPS for form in FORMS if run.full or (steps, form) in QUICK
+    ]
     with OnOneCore():
         for name, options, _ in FORMS.values():
             ap.design(name, steps=96, **options)  # loads and compiles
@@ -39,7 +43,9 @@ def measure(run):
     with peers.Worker("jax-privacy", core=peers.cores()[0]) as worker:
         rows = [_row(steps, form, *ours[steps, form], worker, run) for steps, form in wanted]
     with peers.where_it_runs("opake", core=peers.cores()[0]) as other:
-        also = [(steps, form) for steps, form in wanted if other and form in OPAKE and steps == STEPS[0]]
+        also = [
+            (steps, form) for steps, form in wanted if other and form in OPAKE and steps == STEPS[0]
+        ]
         rows += [_row(steps, form, *ours[steps, form], other, run) for steps, form in also]
     return {"rows": rows, "peer": worker.hello, "other": other and other.hello}
 
@@ -74,7 +80,16 @@ def tables(record):
          in_words(r["seconds"]), in_words(r["their seconds"]), ratio_in_words(r["their seconds"] / r["seconds"])]
         for r in record["rows"]
     ]  # fmt: skip
-    headings = ["", "peer", "T", "our mean squared error", "theirs above it", "our time", "their time", "faster"]
+    headings = [
+        "",
+        "peer",
+        "T",
+        "our mean squared error",
+        "theirs above it",
+        "our time",
+        "their time",
+        "faster",
+    ]
     return [Table("The same form, designed by both; one participation", headings, rows)]
 
 
@@ -85,7 +100,11 @@ def claims(record):
         worst = max(1 / row["theirs over ours"] for row in here)
         slowest = max(row["seconds"] / row["their seconds"] for row in here)
         what = f"T = {steps:,}, {len(here)} forms"
-        found.append(Claim(f"{what}: error over {peer}'s", f"≤ {worst:.6f}", f"≤ {NO_WORSE}", worst <= NO_WORSE))
+        found.append(
+            Claim(
+                f"{what}: error over {peer}'s", f"≤ {worst:.6f}", f"≤ {NO_WORSE}", worst <= NO_WORSE
+            )
+        )
         found.append(Claim(f"{what}: time over {peer}'s", f"≤ {slowest:.2f}", "≤ 1", slowest <= 1))
     return found
 
@@ -93,7 +112,8 @@ def claims(record):
 def losses(record):
     return [
         Loss(
-            f"{row['peer']}, {row['form']}, T = {row['steps']:,}: error less by {1 - row['theirs over ours']:.1e}", WHY
+            f"{row['peer']}, {row['form']}, T = {row['steps']:,}: error less by {1 - row['theirs over ours']:.1e}",
+            WHY,
         )
         for row in record["rows"]
         if row["theirs over ours"] < 1 - 1e-12

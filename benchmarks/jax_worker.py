@@ -39,7 +39,12 @@ def blt_design(steps, buffers, epochs=1):
 
 
 def timed_design(work, settings):
-    designs = {"dense": dense_design, "banded": banded_design, "toeplitz": toeplitz_design, "blt": blt_design}
+    designs = {
+        "dense": dense_design,
+        "banded": banded_design,
+        "toeplitz": toeplitz_design,
+        "blt": blt_design,
+    }
     began = time.perf_counter()
     with jax.enable_x64():
         encoder = designs[work](**settings)
@@ -53,23 +58,33 @@ def stream(name, steps, parameters, vectors=4):
     """Begin a stream of noise for a gradient of that many parameters, and take its first row."""
     if name == "blt":
         with jax.enable_x64():
-            found = buffered_toeplitz.optimize(n=steps, error="mean", min_buffers=vectors, max_buffers=vectors)
+            found = buffered_toeplitz.optimize(
+                n=steps, error="mean", min_buffers=vectors, max_buffers=vectors
+            )
         # As its own error message advises for streams in single precision.
         made = buffered_toeplitz.BufferedToeplitz.build(
-            buf_decay=np.asarray(found.buf_decay), output_scale=np.asarray(found.output_scale), dtype=jnp.float32
+            buf_decay=np.asarray(found.buf_decay),
+            output_scale=np.asarray(found.output_scale),
+            dtype=jnp.float32,
         ).inverse_as_streaming_matrix()
     elif name == "toeplitz":
         coefficients = toeplitz.optimal_max_error_strategy_coefs(vectors + 1)
-        made = toeplitz.inverse_as_streaming_matrix(coefficients / jnp.linalg.norm(coefficients), steps)
+        made = toeplitz.inverse_as_streaming_matrix(
+            coefficients / jnp.linalg.norm(coefficients), steps
+        )
     elif name == "banded":
-        made = banded.ColumnNormalizedBanded.default(steps, vectors + 1).inverse_as_streaming_matrix()
+        made = banded.ColumnNormalizedBanded.default(
+            steps, vectors + 1
+        ).inverse_as_streaming_matrix()
     else:
         made = None
     gradient = jnp.zeros(parameters, dtype=jnp.float32)
     if made is None:
         privatizer = noise_addition.gaussian_privatizer(stddev=1.0, prng_key=0)
     else:
-        privatizer = noise_addition.matrix_factorization_privatizer(made, stddev=1.0, prng_key=0, dtype=jnp.float32)
+        privatizer = noise_addition.matrix_factorization_privatizer(
+            made, stddev=1.0, prng_key=0, dtype=jnp.float32
+        )
     began = time.perf_counter()
     state, update = privatizer.init(gradient), jax.jit(privatizer.update)
     STREAMS[name, parameters] = [gradient, update, state]

@@ -3,11 +3,11 @@
 import numpy as np
 
 import antiphase as ap
-from antiphase.report import charts, figures
-from antiphase.studies.running import Table
+from antiphase.reporting import charts, figures
 from benchmarks import peers
 from benchmarks.asking import Claim, Loss, excess, optimum
 from benchmarks.timing import in_words
+from experiments.runner import Table
 
 TITLE = "Quality at equal memory"
 STEPS = 1024
@@ -31,16 +31,22 @@ def measure(run):
             run.say(f"JAX Privacy, {vectors} vectors of memory")
             rows += _theirs(vectors, worker, best)
         run.say("JAX Privacy, Toeplitz, all coefficients")
-        rows += _one_for_all("Toeplitz, all coefficients", STEPS - 1, "toeplitz", {"bands": STEPS}, worker, best)
+        rows += _one_for_all(
+            "Toeplitz, all coefficients", STEPS - 1, "toeplitz", {"bands": STEPS}, worker, best
+        )
     return {"steps": STEPS, "optimum": list(best.values()), "rows": rows, "peer": worker.hello}
 
 
 def _theirs(vectors, worker, best):
     yield from _one_for_all("banded", vectors, "banded", {"bands": vectors + 1}, worker, best)
-    yield from _one_for_all("banded Toeplitz", vectors, "toeplitz", {"bands": vectors + 1}, worker, best)
+    yield from _one_for_all(
+        "banded Toeplitz", vectors, "toeplitz", {"bands": vectors + 1}, worker, best
+    )
     for epochs in EPOCHS if vectors <= MOST_BUFFERS else []:
         made = worker.ask("blt", steps=STEPS, buffers=vectors, epochs=epochs)
-        yield _row("JAX Privacy, BLT", epochs, vectors, excess(made["encoder"], epochs, best[epochs]), made)
+        yield _row(
+            "JAX Privacy, BLT", epochs, vectors, excess(made["encoder"], epochs, best[epochs]), made
+        )
 
 
 def _one_for_all(name, vectors, work, settings, worker, best):
@@ -48,19 +54,35 @@ def _one_for_all(name, vectors, work, settings, worker, best):
     same for both."""
     made = worker.ask(work, steps=STEPS, **settings)
     for epochs in EPOCHS:
-        yield _row(f"JAX Privacy, {name}", epochs, vectors, excess(made["encoder"], epochs, best[epochs]), made)
+        yield _row(
+            f"JAX Privacy, {name}",
+            epochs,
+            vectors,
+            excess(made["encoder"], epochs, best[epochs]),
+            made,
+        )
 
 
 def _row(name, epochs, vectors, above, made=None):
     seconds = made and made["seconds"]
-    return {"name": name, "epochs": epochs, "vectors": vectors, "excess": float(above), "seconds": seconds}
+    return {
+        "name": name,
+        "epochs": epochs,
+        "vectors": vectors,
+        "excess": float(above),
+        "seconds": seconds,
+    }
 
 
 # ---- what is shown -----------------------------------------------------------------------------------------
 
 
 def _of(record, name, epochs=1):
-    return {row["vectors"]: row["excess"] for row in record["rows"] if (row["name"], row["epochs"]) == (name, epochs)}
+    return {
+        row["vectors"]: row["excess"]
+        for row in record["rows"]
+        if (row["name"], row["epochs"]) == (name, epochs)
+    }
 
 
 def _percent(excess):
@@ -91,7 +113,12 @@ def claims(record):
     share = ours / blt
     what = f"{ASKED} vectors, T = {record['steps']}: excess against the best BLT's"
     return [
-        Claim(what, f"{100 * ours:.2g} % against {100 * blt:.2g} %, {share:.3f} of it", f"≤ {SHARE}", share <= SHARE)
+        Claim(
+            what,
+            f"{100 * ours:.2g} % against {100 * blt:.2g} %, {share:.3f} of it",
+            f"≤ {SHARE}",
+            share <= SHARE,
+        )
     ]
 
 

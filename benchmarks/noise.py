@@ -5,12 +5,13 @@ import resource
 import torch
 
 import antiphase as ap
-from antiphase.factorization.toeplitz import Toeplitz, square_root_coefficients
+from antiphase.factorizations.toeplitz import Toeplitz
 from antiphase.objective import Average
-from antiphase.studies.running import Table
+from antiphase.solvers.closed_form import square_root_coefficients
 from benchmarks import peers
 from benchmarks.asking import Claim, Loss
 from benchmarks.timing import in_turn, in_words, ratio_in_words, seconds
+from experiments.runner import Table
 
 TITLE = "Noise"
 CIFAR, LARGE = 550_570, 10_000_000  # the parameters of the paper's CIFAR-10 network; ten million
@@ -40,7 +41,9 @@ def _rows(d, worker, other):
     streams = {
         "independent": _stream(ap.design("dp-sgd", steps=STEPS), d),
         "4 buffers": _stream(ap.design("dp-mf", steps=STEPS, buffers=4), d),
-        "4 buffers, insecure key": _stream(ap.design("dp-mf", steps=STEPS, buffers=4), d, ap.Key.insecure(0)),
+        "4 buffers, insecure key": _stream(
+            ap.design("dp-mf", steps=STEPS, buffers=4), d, ap.Key.insecure(0)
+        ),
         "4 buffers, one thread": _stream(ap.design("dp-mf", steps=STEPS, buffers=4), d, threads=1),
         "16 bands": _stream(_banded(16), d),
     }
@@ -63,7 +66,10 @@ def _rows(d, worker, other):
         works[f"opake, {label}"] = _asking(other, name, d)
         kept[f"opake, {label}"] = vectors * d * 4
     taken = in_turn(works, REPETITIONS[d], warm=3)
-    return [{"name": name, "d": d, "memory": kept.get(name, 0)} | timing.json() for name, timing in taken.items()]
+    return [
+        {"name": name, "d": d, "memory": kept.get(name, 0)} | timing.json()
+        for name, timing in taken.items()
+    ]
 
 
 def _asking(worker, name, d):
@@ -72,12 +78,21 @@ def _asking(worker, name, d):
 
 def _stream(factorization, d, key=None, threads=None, memory="1GB"):
     mechanism = ap.calibrate(factorization, noise_multiplier=1.0)
-    return mechanism.noise(d, key=key or ap.Key.generate(), threads=threads or len(peers.cores()), memory=memory)
+    return mechanism.noise(
+        d, key=key or ap.Key.generate(), threads=threads or len(peers.cores()), memory=memory
+    )
 
 
 def _banded(bands):
     """The square root's first coefficients, columns normalised: what a ring of rows undoes."""
-    return Toeplitz("banded", ap.Workload.sgd(STEPS), Average(), ap.once(), square_root_coefficients(bands), True)
+    return Toeplitz(
+        "banded",
+        ap.Workload.sgd(STEPS),
+        Average(),
+        ap.once(),
+        square_root_coefficients(bands),
+        True,
+    )
 
 
 def _dense(steps):
@@ -109,13 +124,18 @@ def tables(record):
              ratio_in_words(row["median"] / randn), f"{row['memory'] / 1e6:.0f} MB"]
             for row in record["rows"] if row["d"] == d
         ]  # fmt: skip
-        made.append(Table(f"d = {d:,}, float32", ["", "a row", "quartiles", "to torch.randn", "kept"], rows))
+        made.append(
+            Table(f"d = {d:,}, float32", ["", "a row", "quartiles", "to torch.randn", "kept"], rows)
+        )
     return made
 
 
 def claims(record):
     ours = _of(record, "antiphase, 4 buffers")
-    blt, randn = ours / _of(record, "JAX Privacy, BLT, 4 buffers"), ours / _of(record, "torch.randn")
+    blt, randn = (
+        ours / _of(record, "JAX Privacy, BLT, 4 buffers"),
+        ours / _of(record, "torch.randn"),
+    )
     return [
         Claim("secure noise, 4 buffers, to JAX Privacy's BLT stream", ratio_in_words(blt), "≤ 1 ×", blt <= 1),
         Claim("secure noise, 4 buffers, to torch.randn", ratio_in_words(randn), f"≤ {SLOWER_THAN_RANDN} ×",
@@ -155,7 +175,9 @@ def losses(record):
             )
         )
     for row in record["rows"]:
-        if row["name"] in LIKE and row["median"] < (ours := _of(record, LIKE[row["name"]], row["d"])):
+        if row["name"] in LIKE and row["median"] < (
+            ours := _of(record, LIKE[row["name"]], row["d"])
+        ):
             times = f"{in_words(row['median'])} against {in_words(ours)}"
             lost.append(Loss(f"{row['name']}, d = {row['d']:,}: {times}", why))
     return lost

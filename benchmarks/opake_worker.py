@@ -18,13 +18,19 @@ STREAMS = {}
 
 
 def recipe(work, bands=None, buffers=None):
-    return dpftrl.blt_strategy(max_buffers=buffers) if work == "blt" else dpftrl.band_mf_strategy(bands=bands)
+    return (
+        dpftrl.blt_strategy(max_buffers=buffers)
+        if work == "blt"
+        else dpftrl.band_mf_strategy(bands=bands)
+    )
 
 
 def timed_design(work, steps, epochs=1, **settings):
     """Its encoders are Toeplitz: the coefficients say all. It remembers what it has designed, in this process."""
     began = time.perf_counter()
-    found = recipe(work, **settings).coefficients(n_steps=steps, min_sep=steps // epochs, max_participations=epochs)
+    found = recipe(work, **settings).coefficients(
+        n_steps=steps, min_sep=steps // epochs, max_participations=epochs
+    )
     taken = time.perf_counter() - began
     c = np.zeros(steps)
     c[: len(found)] = np.asarray(found, dtype=np.float64)[:steps]
@@ -40,7 +46,13 @@ def stream(name, steps, parameters, vectors=4):
     gradient = {"weight": torch.zeros(parameters)}
     began = time.perf_counter()
     noise, state = dpftrl.mf_gaussian_noise(
-        gradient, made, n_steps=steps, min_sep=steps, max_participations=1, noise_multiplier=1.0, key=key(0)
+        gradient,
+        made,
+        n_steps=steps,
+        min_sep=steps,
+        max_participations=1,
+        noise_multiplier=1.0,
+        key=key(0),
     )
     STREAMS[name, parameters] = [gradient, noise, state]
     row(name, parameters)
@@ -57,7 +69,9 @@ def row(name, parameters):
 
 
 def answer(work, **settings):
-    return {"stream": stream, "row": row}.get(work, lambda **rest: timed_design(work, **rest))(**settings)
+    return {"stream": stream, "row": row}.get(work, lambda **rest: timed_design(work, **rest))(
+        **settings
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,9 @@ def write(record, docs: Path) -> Path:
         for claim in module.claims(record["questions"][name])
     ]
     parts = [HEAD.format(claims="\n".join(claims), date=record["date"], **record["machine"])]
-    lost = [loss for name, module in asked.items() for loss in module.losses(record["questions"][name])]
+    lost = [
+        loss for name, module in asked.items() for loss in module.losses(record["questions"][name])
+    ]
     lines = "\n".join(f"| {loss.what} | {loss.why} |" for loss in lost)
     parts.append(f"## Where a peer is ahead\n\n| | why |\n|---|---|\n{lines}\n" if lost else "")
     for name, module in asked.items():

@@ -17,9 +17,16 @@ from pathlib import Path
 import numpy as np
 
 HOME = Path(__file__).parents[1] / ".bench"  # environments are kept between runs
-CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"  # a torch of the same version, for processors alone
-REQUIREMENTS = {"jax-privacy": ["jax-privacy==2.0.0"], "opake": ["opake[dpftrl]==0.16.1", "-c", str(CONSTRAINTS)]}
-WORKERS = {name: Path(__file__).with_name(f"{name.split('-')[0]}_worker.py") for name in REQUIREMENTS}
+CONSTRAINTS = (
+    Path(__file__).parents[1] / "constraints.txt"
+)  # a torch of the same version, for processors alone
+REQUIREMENTS = {
+    "jax-privacy": ["jax-privacy==2.0.0"],
+    "opake": ["opake[dpftrl]==0.16.1", "-c", str(CONSTRAINTS)],
+}
+WORKERS = {
+    name: Path(__file__).with_name(f"{name.split('-')[0]}_worker.py") for name in REQUIREMENTS
+}
 
 
 class PeerError(RuntimeError):
@@ -35,10 +42,14 @@ def environment(name: str) -> Path:
     if not ready.exists() or ready.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         done = subprocess.run(
-            [str(python), "-m", "pip", "install", "--quiet", *REQUIREMENTS[name]], capture_output=True, text=True
+            [str(python), "-m", "pip", "install", "--quiet", *REQUIREMENTS[name]],
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
-            raise PeerError(f"{name} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
+            raise PeerError(
+                f"{name} cannot be installed here: {done.stderr.strip().splitlines()[-1]}"
+            )
         ready.write_text(wanted)
     return python
 
@@ -54,7 +65,11 @@ class Worker:
         variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
         command = [str(environment(name)), str(WORKERS[name]), self._folder.name]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | variables
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | variables,
         )
         if core is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(self._process.pid, {core})

@@ -8,10 +8,10 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from antiphase.studies.running import Table
 from benchmarks import peers
 from benchmarks.asking import Claim, Loss
 from benchmarks.timing import in_turn, in_words
+from experiments.runner import Table
 
 TITLE = "Import, cold start, size"
 IMPORT, HELP = 0.5, 1.0
@@ -40,7 +40,9 @@ def measure(run):
 
 
 def _process(*command):
-    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return lambda: subprocess.run(
+        command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def _needed(name, found=()):
@@ -48,14 +50,18 @@ def _needed(name, found=()):
     found = {*found, canonicalize_name(name)}
     for line in importlib.metadata.requires(name) or []:
         one = Requirement(line)
-        if canonicalize_name(one.name) not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
+        if canonicalize_name(one.name) not in found and (
+            one.marker is None or one.marker.evaluate({"extra": ""})
+        ):
             found |= _needed(one.name, found)
     return found
 
 
 def _installed(name):
     files = importlib.metadata.files(name) or []
-    return sum(path.stat().st_size for path in (Path(file.locate()) for file in files) if path.is_file())
+    return sum(
+        path.stat().st_size for path in (Path(file.locate()) for file in files) if path.is_file()
+    )
 
 
 def _folder(path):
@@ -67,15 +73,25 @@ def _folder(path):
 
 def tables(record):
     rows = [
-        [name, in_words(t["median"]), f"{in_words(t['low'])} … {in_words(t['high'])}", in_words(t["first"])]
+        [
+            name,
+            in_words(t["median"]),
+            f"{in_words(t['low'])} … {in_words(t['high'])}",
+            in_words(t["first"]),
+        ]
         for name, t in record["seconds"].items()
     ]
     sizes = [[name, f"{size:.0f} MB"] for name, size in record["megabytes"].items()]
-    return [Table("Processes", ["", "time", "quartiles", "first"], rows), Table("Disk", ["", "size"], sizes)]
+    return [
+        Table("Processes", ["", "time", "quartiles", "first"], rows),
+        Table("Disk", ["", "size"], sizes),
+    ]
 
 
 def claims(record):
-    took, helped = (record["seconds"][name]["median"] for name in ("import antiphase", "antiphase --help"))
+    took, helped = (
+        record["seconds"][name]["median"] for name in ("import antiphase", "antiphase --help")
+    )
     return [
         Claim("import antiphase", in_words(took), f"< {IMPORT} s", took < IMPORT),
         Claim("antiphase --help", in_words(helped), f"< {HELP} s", helped < HELP),
@@ -83,7 +99,9 @@ def claims(record):
 
 
 def losses(record):
-    ours, theirs = (record["seconds"][name]["median"] for name in ("import antiphase.torch", "import opacus"))
+    ours, theirs = (
+        record["seconds"][name]["median"] for name in ("import antiphase.torch", "import opacus")
+    )
     what = f"import antiphase.torch: {in_words(ours)}, import opacus: {in_words(theirs)}"
     return [Loss(what, "the former contains the latter")] if theirs < ours else []
 

@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import antiphase as ap
-from antiphase.studies.running import Table
 from antiphase.torch import PrivacyEngine
 from benchmarks.asking import Claim, Loss
 from benchmarks.timing import in_words, ratio_in_words
+from experiments.runner import Table
 
 warnings.filterwarnings("ignore")
 
@@ -70,7 +70,9 @@ class _Block(nn.Module):
     def forward(self, x):
         y = self.first(x)
         shape = (*y.shape[:2], self.heads, -1)
-        q, k, v = (layer(y).view(shape).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        q, k, v = (
+            layer(y).view(shape).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
         mixed = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), dim=-1) @ v
         x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
         return x + self.narrow(torch.relu(self.wide(self.second(x))))
@@ -178,7 +180,10 @@ class Plain:
         self.batch = inputs(batch), torch.randint(0, 10, (batch,))
 
     def step(self):
-        return _timed(self.optimizer, lambda: nn.functional.cross_entropy(self.model(self.batch[0]), self.batch[1]))
+        return _timed(
+            self.optimizer,
+            lambda: nn.functional.cross_entropy(self.model(self.batch[0]), self.batch[1]),
+        )
 
 
 def side_of(who, name, batches=2):
@@ -193,7 +198,9 @@ def side_of(who, name, batches=2):
         return Private(Opacus(), make, inputs, batch, mode, batches), 0
     f = ap.design("dp-mf", steps=2048)
     options = {"steps": 2048, "participation": "trusted"}
-    return Private(PrivacyEngine(mechanism=f), make, inputs, batch, mode, batches, **options), f.buffers
+    return Private(
+        PrivacyEngine(mechanism=f), make, inputs, batch, mode, batches, **options
+    ), f.buffers
 
 
 class Side:
@@ -205,7 +212,9 @@ class Side:
     def __init__(self, who, name, batches=2):
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, who, name, batches), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(theirs, who, name, batches), daemon=True
+        )
         before = {variable: os.environ.get(variable) for variable in KEPT_MEMORY}
         os.environ.update(KEPT_MEMORY)  # read when the process starts
         self._process.start()
@@ -253,7 +262,9 @@ def stepped(name, quick=False):
     count = SETTINGS[name][4]
     each = math.ceil((max(ROUNDS, count // 3) if quick else count) / ROUNDS)
     with ExitStack() as stack:
-        sides = {who: stack.enter_context(Side(who, name)) for who in ("opacus", "antiphase", "plain")}
+        sides = {
+            who: stack.enter_context(Side(who, name)) for who in ("opacus", "antiphase", "plain")
+        }
         for side in sides.values():
             side.take(WARM)
         times = {who: [] for who in sides}
@@ -292,8 +303,14 @@ def measure(run):
         run.say(f"step: {name}")
         rows.append(stepped(name, quick=not run.full))
     run.say("epochs")
-    names = ["logistic, batch 64, hooks", "transformer, batch 64, hooks"] + ["cnn, batch 64, ghost"] * run.full
-    return {"rows": rows, "epochs": [epoch_of(name, 9 if run.full else 3) for name in names], "batches": EPOCH}
+    names = ["logistic, batch 64, hooks", "transformer, batch 64, hooks"] + [
+        "cnn, batch 64, ghost"
+    ] * run.full
+    return {
+        "rows": rows,
+        "epochs": [epoch_of(name, 9 if run.full else 3) for name in names],
+        "batches": EPOCH,
+    }
 
 
 # ---- what is shown -----------------------------------------------------------------------------------------
@@ -306,12 +323,25 @@ def tables(record):
         for row in record["rows"]
     ]  # fmt: skip
     epochs = [
-        [row["what"], in_words(row["opacus"]), in_words(row["antiphase"]), ratio_in_words(row["ratio"])]
+        [
+            row["what"],
+            in_words(row["opacus"]),
+            in_words(row["antiphase"]),
+            ratio_in_words(row["ratio"]),
+        ]
         for row in record["epochs"]
     ]
     return [
-        Table("A step", ["", "Opacus, DP-SGD", "antiphase, DP-MF", "ratio", "the optimizer alone"], rows),
-        Table(f"{record['batches']} batches", ["", "Opacus, DP-SGD", "antiphase, DP-MF", "ratio"], epochs),
+        Table(
+            "A step",
+            ["", "Opacus, DP-SGD", "antiphase, DP-MF", "ratio", "the optimizer alone"],
+            rows,
+        ),
+        Table(
+            f"{record['batches']} batches",
+            ["", "Opacus, DP-SGD", "antiphase, DP-MF", "ratio"],
+            epochs,
+        ),
     ]
 
 
@@ -320,7 +350,11 @@ def claims(record):
     for row in record["rows"]:
         if row["asked"] is not None:
             made.append(_claim(f"a step, {row['what']}", row["ratio"], row["asked"]))
-            made.append(_claim(f"the optimizer alone, {row['what']}", row["optimizer_ratio"], OPTIMIZER_ASKED))
+            made.append(
+                _claim(
+                    f"the optimizer alone, {row['what']}", row["optimizer_ratio"], OPTIMIZER_ASKED
+                )
+            )
         if row["what"] in PLAIN_ASKED and "ratio_to_plain" in row:
             what = f"a step, {row['what']}, against one without privacy"
             made.append(_claim(what, row["ratio_to_plain"], PLAIN_ASKED[row["what"]]))
@@ -350,13 +384,17 @@ def losses(record):
     for row in record["rows"]:
         alone = row["what"] in slower
         if row["ratio"] > 1:
-            lost.append(Loss(_against("a step", row), NOISE if alone else _in_the_passes(row["what"])))
+            lost.append(
+                Loss(_against("a step", row), NOISE if alone else _in_the_passes(row["what"]))
+            )
         if alone:
             taken = {"opacus": row["optimizer_opacus"], "antiphase": row["optimizer_antiphase"]}
             lost.append(Loss(_against("the optimizer alone", row | taken), NOISE))
     for row in record["epochs"]:
         if row["ratio"] > 1:
-            lost.append(Loss(_against("an epoch", row), f"{NOISE}; {FEW}" if row["what"] in slower else FEW))
+            lost.append(
+                Loss(_against("an epoch", row), f"{NOISE}; {FEW}" if row["what"] in slower else FEW)
+            )
     return lost
 
 
@@ -365,7 +403,9 @@ def _against(kind, row):
 
 
 def _in_the_passes(what):
-    return PASSES + GHOST * what.endswith("ghost") + BESIDE * (not what.startswith("logistic"))  # whose row is short
+    return (
+        PASSES + GHOST * what.endswith("ghost") + BESIDE * (not what.startswith("logistic"))
+    )  # whose row is short
 
 
 def words(record):

@@ -32,7 +32,9 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def in_turn(works: dict[str, Callable[[], object]], repetitions: int, warm: int = 1) -> dict[str, Timing]:
+def in_turn(
+    works: dict[str, Callable[[], object]], repetitions: int, warm: int = 1
+) -> dict[str, Timing]:
     """Of each work, which are done in turn, ``repetitions`` times after ``warm`` times that do not count.
 
     A work that returns a float says how long it took; of others the call is timed.
@@ -82,4 +84,6 @@ def ratio_in_words(ratio: float) -> str:
     >>> ratio_in_words(0.9512), ratio_in_words(12.34), ratio_in_words(1234.5)
     ('0.95 ×', '12.3 ×', '1,234 ×')
     """
-    return f"{ratio:.2f} ×" if ratio < 10 else f"{ratio:.1f} ×" if ratio < 100 else f"{ratio:,.0f} ×"
+    return (
+        f"{ratio:.2f} ×" if ratio < 10 else f"{ratio:.1f} ×" if ratio < 100 else f"{ratio:,.0f} ×"
+    )

@@ -51,7 +51,10 @@ def load(data):
         folder = Path(data)
         parts = [(read_idx(folder, f"{p}-images-idx3-ubyte"), read_idx(folder, f"{p}-labels-idx1-ubyte"))
                  for p in ("train", "t10k")]  # fmt: skip
-        return [TensorDataset(torch.tensor(x / 255).float()[:, None], torch.tensor(y).long()) for x, y in parts]
+        return [
+            TensorDataset(torch.tensor(x / 255).float()[:, None], torch.tensor(y).long())
+            for x, y in parts
+        ]
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -73,7 +76,9 @@ def train(args, model, train_loader, optimizer, privacy_engine, epoch):
         losses.append(loss.item())
     line = f"epoch {epoch}: loss {np.mean(losses):.4f}"
     if not args.disable_dp:
-        spent = privacy_engine.get_epsilon(args.delta, spent=True)  # without spent=True: of the whole plan
+        spent = privacy_engine.get_epsilon(
+            args.delta, spent=True
+        )  # without spent=True: of the whole plan
         line += f", ε = {spent:.3f} so far at δ = {args.delta:g}"
     print(line)
 
@@ -83,29 +88,44 @@ def test(args, model, test_loader):
     correct = 0
     with torch.no_grad():
         for images, labels in test_loader:
-            correct += (model(images.to(args.device)).argmax(dim=1) == labels.to(args.device)).sum().item()
+            correct += (
+                (model(images.to(args.device)).argmax(dim=1) == labels.to(args.device)).sum().item()
+            )
     accuracy = correct / len(test_loader.dataset)
     print(f"test accuracy: {accuracy:.2%}")
     return accuracy
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="digits", help="'digits' (scikit-learn's), or a folder with MNIST's files")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", default="digits", help="'digits' (scikit-learn's), or a folder with MNIST's files"
+    )
     parser.add_argument("-b", "--batch-size", type=int, default=128)
     parser.add_argument("--test-batch-size", type=int, default=1024)
     parser.add_argument("-n", "--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=1.0)
     parser.add_argument(
-        "--sigma", type=float, default=0.7, help="noise multiplier; unlike Opacus', it alone decides ε, for any epochs"
+        "--sigma",
+        type=float,
+        default=0.7,
+        help="noise multiplier; unlike Opacus', it alone decides ε, for any epochs",
     )
     parser.add_argument(
-        "-c", "--max-per-sample-grad_norm", type=float, default=1.0, help="each example's gradient is clipped to it"
+        "-c",
+        "--max-per-sample-grad_norm",
+        type=float,
+        default=1.0,
+        help="each example's gradient is clipped to it",
     )
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
-        "--disable-dp", action="store_true", help="no privacy, to compare; without clipping, --lr 0.1 is enough"
+        "--disable-dp",
+        action="store_true",
+        help="no privacy, to compare; without clipping, --lr 0.1 is enough",
     )
     args = parser.parse_args()
 

@@ -26,11 +26,17 @@ DELTA = 1e-5
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("run"), help="where key, ledger and checkpoint are kept")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("run"), help="where key, ledger and checkpoint are kept"
+    )
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--checkpoint-every", type=int, default=5, metavar="STEPS")
-    parser.add_argument("--kill-after", type=int, metavar="STEPS", help="of this process; it kills itself then")
+    parser.add_argument(
+        "--kill-after", type=int, metavar="STEPS", help="of this process; it kills itself then"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the same sums in the same order every time
 
@@ -64,7 +70,10 @@ def main():
     print(f"{steps - engine.remaining_steps} of {steps} steps are done", flush=True)
     made = 0
     for _ in range(engine.completed_epochs, arguments.epochs):
-        for inputs, targets in loader:  # after a resume, the first pass begins with the batch that is next
+        for (
+            inputs,
+            targets,
+        ) in loader:  # after a resume, the first pass begins with the batch that is next
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs), targets).backward()
             optimizer.step()

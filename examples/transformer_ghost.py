@@ -26,17 +26,25 @@ def sequences(count):
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embedding = nn.Embedding(TOKENS, WIDTH)  # not tied to `out`: ghost clipping knows no tied parameters
-        self.encoder = nn.TransformerEncoderLayer(WIDTH, nhead=2, dim_feedforward=32, dropout=0.0, batch_first=True)
+        self.embedding = nn.Embedding(
+            TOKENS, WIDTH
+        )  # not tied to `out`: ghost clipping knows no tied parameters
+        self.encoder = nn.TransformerEncoderLayer(
+            WIDTH, nhead=2, dim_feedforward=32, dropout=0.0, batch_first=True
+        )
         self.out = nn.Linear(WIDTH, 2)
 
     def forward(self, tokens):
         return self.out(self.encoder(self.embedding(tokens)).mean(dim=1))
 
 
-torch.manual_seed(0)  # for the data and the first weights; the noise comes from a secret key and differs every time
+torch.manual_seed(
+    0
+)  # for the data and the first weights; the noise comes from a secret key and differs every time
 train, test = sequences(8192), sequences(2048)
-model = ModuleValidator.fix(Classifier())  # puts Opacus' attention, made of layers it has rules for, in PyTorch's place
+model = ModuleValidator.fix(
+    Classifier()
+)  # puts Opacus' attention, made of layers it has rules for, in PyTorch's place
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 loader = DataLoader(train, batch_size=512, shuffle=True)
 

@@ -12,7 +12,10 @@ def patterns(participation, steps):
     if isinstance(participation, Once):
         return [(i,) for i in range(steps)]
     if isinstance(participation, Epochs):
-        return [tuple(range(j, steps, participation.every)) for j in range(min(participation.every, steps))]
+        return [
+            tuple(range(j, steps, participation.every))
+            for j in range(min(participation.every, steps))
+        ]
     assert isinstance(participation, MinSeparation)
     out = []
     for size in range(1, participation.count + 1):

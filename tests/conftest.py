@@ -41,7 +41,9 @@ def shown(request):
     """Prints what was measured beside what was asked, when the test has ended; also if another process ran it."""
 
     def show(claim, measured, asked):
-        request.node.user_properties.append(("shown", f"{claim}: measured {measured}; asked {asked}"))
+        request.node.user_properties.append(
+            ("shown", f"{claim}: measured {measured}; asked {asked}")
+        )
 
     return show
 

@@ -5,20 +5,39 @@ import json
 
 import numpy as np
 import pytest
+
+import antiphase as ap
 from benchmarks import design, noise, page, peers, step, timing
 from benchmarks.__main__ import QUESTIONS, Book
 from benchmarks.asking import Claim, Loss, excess, optimum
 
-import antiphase as ap
-
 
 def a_design(seconds=100.0, above=1e-3):
-    ours = [{"kind": "exact", "steps": 1024, "seconds": 0.1, "excess": 1e-9, "buffers": 30, "first": 9.0}]
+    ours = [
+        {
+            "kind": "exact",
+            "steps": 1024,
+            "seconds": 0.1,
+            "excess": 1e-9,
+            "buffers": 30,
+            "first": 9.0,
+        }
+    ]
     ours += [
-        {"kind": "default", "steps": t, "seconds": 1e-4 * t, "excess": 1e-4, "buffers": 5, "first": 9.0}
+        {
+            "kind": "default",
+            "steps": t,
+            "seconds": 1e-4 * t,
+            "excess": 1e-4,
+            "buffers": 5,
+            "first": 9.0,
+        }
         for t in (1024, 4096, 16_384)
     ]
-    theirs = [{"steps": t, "seconds": seconds * (t / 1024) ** 3, "excess": above} for t in (256, 512, 1024)]
+    theirs = [
+        {"steps": t, "seconds": seconds * (t / 1024) ** 3, "excess": above}
+        for t in (256, 512, 1024)
+    ]
     ours += [{**ours[0], "steps": t} for t in (256, 512)]
     return {"epochs": 1, "ours": ours, "theirs": theirs, "peer": {"version": "2.0.0"}}
 
@@ -33,7 +52,9 @@ def test_every_question_has_all_its_parts():
 
 def test_both_sides_take_turns_and_the_first_call_is_apart():
     done = []
-    found = timing.in_turn({"a": lambda: done.append("a"), "b": lambda: done.append("b")}, repetitions=3, warm=2)
+    found = timing.in_turn(
+        {"a": lambda: done.append("a"), "b": lambda: done.append("b")}, repetitions=3, warm=2
+    )
     assert done == list("ab" * 5)
     assert found["a"].count == 3
     assert timing.in_turn({"said": lambda: 2.5}, 4)["said"].median == 2.5
@@ -43,7 +64,9 @@ def test_both_sides_take_turns_and_the_first_call_is_apart():
 
 
 def test_an_exponent_is_fitted():
-    assert design.exponent([{"steps": t, "seconds": 3e-9 * t**2.5} for t in (10, 100, 1000)]) == pytest.approx(2.5)
+    assert design.exponent(
+        [{"steps": t, "seconds": 3e-9 * t**2.5} for t in (10, 100, 1000)]
+    ) == pytest.approx(2.5)
 
 
 def test_claims_hold_or_do_not():
@@ -124,7 +147,9 @@ def test_the_page_shows_claims_losses_tables_and_figures(tmp_path):
 def test_errors_of_others_are_recomputed():
     """The optimum's own encoder is at the optimum, and independent noise is where it should be."""
     best = optimum(64, 1)
-    assert excess(ap.design("dp-mf", steps=64, buffers="exact").encoder(), 1, best) == pytest.approx(0, abs=1e-8)
+    assert excess(
+        ap.design("dp-mf", steps=64, buffers="exact").encoder(), 1, best
+    ) == pytest.approx(0, abs=1e-8)
     assert excess(np.eye(64), 1, best) == pytest.approx(64 * 65 / 2 / best - 1)
     assert excess(np.eye(64), 4, 1.0) == pytest.approx(4 * 64 * 65 / 2 - 1)
 
@@ -134,7 +159,10 @@ def test_records_are_kept_as_they_come_beside_earlier_ones(tmp_path):
     Book(path, full=True).keep("noise", {"took": 1})
     Book(path, full=False).keep("design", {"took": 2})
     kept = json.loads(path.read_text())
-    assert kept["questions"] == {"design": {"took": 2}, "noise": {"took": 1}}  # in the order of the page
+    assert kept["questions"] == {
+        "design": {"took": 2},
+        "noise": {"took": 1},
+    }  # in the order of the page
     assert kept["command"] == "python -m benchmarks"
 
 

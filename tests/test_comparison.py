@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase import accounting, candidates, comparison, cost
+from antiphase import accounting, candidates, comparison, noise_cost
 from antiphase.comparison import Candidate, Setting, compare
 
 PROMISE = {"epsilon": 2.0, "delta": 1e-6}
@@ -16,7 +16,9 @@ PROMISE = {"epsilon": 2.0, "delta": 1e-6}
 def found():
     """All of the usual ones but that with Poisson batches, which take seconds to calibrate."""
     setting = Setting.of(64, 4, **PROMISE)
-    return compare(setting, [c for c in comparison.usual_candidates(setting) if not c.amplified], measure=False)
+    return compare(
+        setting, [c for c in comparison.usual_candidates(setting) if not c.amplified], measure=False
+    )
 
 
 def test_the_usual_mechanisms_are_there_in_order(found):
@@ -24,7 +26,9 @@ def test_the_usual_mechanisms_are_there_in_order(found):
         "DP-SGD", "DP-SGD, Poisson batches", "DP-λCGD", "tree, full Honaker", "square root", "inverse square root",
         "restarts with every epoch", "DP-MF", "DP-MF⁺, τ = 64",
     ]  # fmt: skip
-    assert not any(c.amplified for c in comparison.usual_candidates(Setting.of(64, 4)))  # nothing to amplify
+    assert not any(
+        c.amplified for c in comparison.usual_candidates(Setting.of(64, 4))
+    )  # nothing to amplify
     assert len(found.entries) == 8
     assert found.refused == {}
     assert found.base is found.entries[0]
@@ -33,7 +37,9 @@ def test_the_usual_mechanisms_are_there_in_order(found):
 @pytest.mark.parametrize("name", ["dp-sgd", "tree", "sqrt-toeplitz", "dp-mf", "dp-mf+"])
 def test_noise_is_that_of_the_dense_decoder(found, name):
     """σ·sens(C)·‖rows of A C⁻¹‖, from matrices that are multiplied out."""
-    f = ap.design(name, steps=64, epochs=4, **({"tolerance": 1e-3} if name.startswith("dp-mf") else {}))
+    f = ap.design(
+        name, steps=64, epochs=4, **({"tolerance": 1e-3} if name.startswith("dp-mf") else {})
+    )
     s = accounting.gaussian_noise_multiplier(**PROMISE)
     deviation = s * f.sensitivity * np.sqrt((f.decoder() ** 2).sum(axis=1))
     e = next(e for e in found.entries if e.name == name)
@@ -60,7 +66,9 @@ def test_nothing_unamplified_is_below_the_optimum(found):
 
 @pytest.mark.slow
 def test_poisson_batches_have_the_noise_multiplier_of_their_accountant():
-    (e,) = compare(Setting.of(64, 4, **PROMISE), [Candidate("dp-sgd", sampler="poisson")], measure=False).entries
+    (e,) = compare(
+        Setting.of(64, 4, **PROMISE), [Candidate("dp-sgd", sampler="poisson")], measure=False
+    ).entries
     assert e.mechanism.noise_multiplier == accounting.poisson_noise_multiplier(
         **PROMISE, sampling_rate=1 / 16, steps=64
     )
@@ -82,18 +90,26 @@ def test_poisson_batches_can_beat_the_optimum_of_a_fixed_order():
 
 
 def test_the_learning_rate_scales_the_noise():
-    plain, half = (compare(Setting.of(16, optimizer={"learning_rates": r}), measure=False) for r in (1.0, 0.5))
+    plain, half = (
+        compare(Setting.of(16, optimizer={"learning_rates": r}), measure=False) for r in (1.0, 0.5)
+    )
     for a, b in zip(plain.entries, half.entries, strict=True):
         np.testing.assert_allclose(b.deviation, a.deviation / 2, rtol=1e-2)
 
 
 def test_one_that_cannot_be_had_is_listed_and_others_go_on():
-    candidates = [Candidate("dp-mf+", {"tau": 0}), Candidate("dp-sgd"), Candidate("dp-mf", {"nope": 1})]
+    candidates = [
+        Candidate("dp-mf+", {"tau": 0}),
+        Candidate("dp-sgd"),
+        Candidate("dp-mf", {"nope": 1}),
+    ]
     found = compare(Setting.of(8), candidates, measure=False)
     assert [e.name for e in found.entries] == ["dp-sgd"]
     assert "tau = 0" in found.refused["DP-MF⁺, τ = 0"]
     assert "no such option" in found.refused["DP-MF, nope = 1"]
-    assert found.optimum == pytest.approx(ap.design("dp-mf", steps=8).error, rel=2e-3)  # asked for, though not shown
+    assert found.optimum == pytest.approx(
+        ap.design("dp-mf", steps=8).error, rel=2e-3
+    )  # asked for, though not shown
 
 
 def test_one_named_twice_appears_once():
@@ -134,7 +150,10 @@ def test_a_rate_is_that_of_batches_as_large_as_in_the_fixed_order():
 @pytest.mark.parametrize("steps", [64, 200])
 def test_memory_is_what_a_stream_keeps(steps):
     """With few diagonals all rows are kept, with many as many as fit; a tree and a stream keep vectors."""
-    candidates = [*(Candidate(name) for name in ("dp-sgd", "tree", "dp-mf")), Candidate("dp-mf+", {"tau": steps // 4})]
+    candidates = [
+        *(Candidate(name) for name in ("dp-sgd", "tree", "dp-mf")),
+        Candidate("dp-mf+", {"tau": steps // 4}),
+    ]
     found = compare(Setting.of(steps, 4, parameters=5000), candidates)
     for e in found.entries:
         assert e.noise_bytes == e.mechanism.noise(5000, key=ap.Key.insecure(0)).memory
@@ -143,7 +162,10 @@ def test_memory_is_what_a_stream_keeps(steps):
 
 def test_large_models_are_measured_at_small_ones():
     """A billion numbers: nothing of that size is made, and nothing is refused for its size."""
-    found = compare(Setting.of(100, 4, parameters=10**9), [Candidate("dp-sgd"), Candidate("tree"), Candidate("dp-mf")])
+    found = compare(
+        Setting.of(100, 4, parameters=10**9),
+        [Candidate("dp-sgd"), Candidate("tree"), Candidate("dp-mf")],
+    )
     assert found.refused == {}
     assert [e.noise_bytes // 10**9 for e in found.entries] == [0, 28, 16]
     assert all(e.step_seconds > 0.1 for e in found.entries)
@@ -175,7 +197,9 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
         compare(Setting.of(8), [Candidate("dp-mf")])
     for module in (candidates, comparison):
         monkeypatch.setattr(module, "design", real)
-    monkeypatch.setattr(cost, "_times", lambda stream, rows: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        noise_cost, "_times", lambda stream, rows: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     found = compare(Setting.of(8), [Candidate("dp-sgd"), Candidate("dp-mf")])
     assert found.stopped
     assert [e.over_optimum >= 1 for e in found.entries] == [True, True]
@@ -184,7 +208,10 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
 def test_progress_says_what_is_done_and_how_far(monkeypatch):
     told = []
     compare(
-        Setting.of(64, 4), [Candidate("dp-sgd"), Candidate("dp-mf")], measure=False, progress=lambda *w: told.append(w)
+        Setting.of(64, 4),
+        [Candidate("dp-sgd"), Candidate("dp-mf")],
+        measure=False,
+        progress=lambda *w: told.append(w),
     )
     assert told[0] == ("DP-SGD", 0, 2, None)
     assert told[-1] == ("", 2, 2, None)
@@ -194,7 +221,10 @@ def test_progress_says_what_is_done_and_how_far(monkeypatch):
 
 def test_words():
     assert Setting.of(1).describe() == "1 step, once"
-    assert Setting.of(8, 2, **PROMISE).describe() == "8 steps, 2 epochs of 4 steps, ε = 2, δ = 1e-06 (zero-out)"
+    assert (
+        Setting.of(8, 2, **PROMISE).describe()
+        == "8 steps, 2 epochs of 4 steps, ε = 2, δ = 1e-06 (zero-out)"
+    )
 
 
 # ---- what a sampler allows ---------------------------------------------------------------------------------
@@ -206,12 +236,15 @@ def labels(setting, **more):
 
 def test_the_usual_ones_are_those_that_a_sampler_can_have():
     plain, cyclic, bins = (
-        Setting.of(64, 4, sampler=sampler, **PROMISE) for sampler in ("fixed-order", "cyclic-poisson", "balls-in-bins")
+        Setting.of(64, 4, sampler=sampler, **PROMISE)
+        for sampler in ("fixed-order", "cyclic-poisson", "balls-in-bins")
     )
     assert labels(cyclic)[1] == "DP-SGD, Poisson batches"  # which is what one group is
     assert {"Toeplitz", "DP-MF⁺"} <= set(labels(cyclic)) - set(labels(plain))
     assert labels(bins)[1] == "DP-SGD, balls in bins"
-    assert {"Toeplitz", "banded", "BLT", "DP-MF, buffers = 4"} <= set(labels(plain, family=True)) - set(labels(plain))
+    assert {"Toeplitz", "banded", "BLT", "DP-MF, buffers = 4"} <= set(
+        labels(plain, family=True)
+    ) - set(labels(plain))
     assert "restarts with every epoch" not in labels(Setting.of(64))  # which there is DP-MF
 
 
@@ -219,8 +252,16 @@ def test_the_usual_ones_are_those_that_a_sampler_can_have():
 def cyclic():
     """Large noise, so that it is quick; batches half as large as in the fixed order."""
     setting = Setting.of(32, 4, epsilon=0.5, delta=1e-6, sampler="cyclic-poisson", rate=1 / 16)
-    candidates = [Candidate("dp-sgd", sampler="fixed-order"), Candidate("tree"), Candidate("sqrt-toeplitz")]
-    candidates += [Candidate("dp-sgd"), Candidate("dp-mf+", {"tau": 2}), Candidate("dp-mf+", {"tau": 32})]
+    candidates = [
+        Candidate("dp-sgd", sampler="fixed-order"),
+        Candidate("tree"),
+        Candidate("sqrt-toeplitz"),
+    ]
+    candidates += [
+        Candidate("dp-sgd"),
+        Candidate("dp-mf+", {"tau": 2}),
+        Candidate("dp-mf+", {"tau": 32}),
+    ]
     return compare(setting, candidates, measure=False)
 
 
@@ -233,7 +274,10 @@ def test_what_the_sampler_allows_is_amplified_and_the_rest_says_why_not(cyclic):
         best.label, "DP-SGD, Poisson batches", "DP-MF⁺, τ = 2, cyclic Poisson",
     }  # fmt: skip
     unamplified = accounting.gaussian_noise_multiplier(0.5, 1e-6)
-    for label, said in {"tree, full Honaker": "few bands", "DP-MF⁺, τ = 32": "use fewer bands"}.items():
+    for label, said in {
+        "tree, full Honaker": "few bands",
+        "DP-MF⁺, τ = 32": "use fewer bands",
+    }.items():
         assert said in by_label[label].unamplified
         assert by_label[label].mechanism.noise_multiplier == unamplified
     assert by_label["DP-SGD"].unamplified == ""  # asked for so
@@ -251,7 +295,9 @@ def test_amplified_noise_is_that_of_the_dense_decoder(cyclic):
         np.testing.assert_allclose(
             e.deviation, scale * np.sqrt((e.factorization.decoder() ** 2).sum(axis=1)), rtol=1e-6
         )
-        over = (e.deviation**2).sum() / (accounting.gaussian_noise_multiplier(0.5, 1e-6) ** 2 * cyclic.optimum)
+        over = (e.deviation**2).sum() / (
+            accounting.gaussian_noise_multiplier(0.5, 1e-6) ** 2 * cyclic.optimum
+        )
         assert e.over_optimum == pytest.approx(over)
 
 
@@ -268,8 +314,13 @@ def test_a_sampler_that_was_asked_for_by_name_is_not_replaced():
     candidates = [Candidate("dp-sgd"), Candidate("fourier", sampler="balls-in-bins")]
     found = compare(Setting.of(8, 2, **PROMISE), candidates, measure=False)
     assert "negative" in found.refused["Fourier, balls in bins"]
-    options = [Candidate("dp-sgd"), Candidate("sqrt-toeplitz", {"normalized": False}, "cyclic-poisson")]
-    assert "only option" in " ".join(compare(Setting.of(8, 2, **PROMISE), options, measure=False).refused.values())
+    options = [
+        Candidate("dp-sgd"),
+        Candidate("sqrt-toeplitz", {"normalized": False}, "cyclic-poisson"),
+    ]
+    assert "only option" in " ".join(
+        compare(Setting.of(8, 2, **PROMISE), options, measure=False).refused.values()
+    )
 
 
 # ---- the frontier ------------------------------------------------------------------------------------------
@@ -278,7 +329,9 @@ def test_a_sampler_that_was_asked_for_by_name_is_not_replaced():
 def test_the_frontier_is_what_nothing_dominates():
     rng = np.random.default_rng(3)
     for _ in range(200):
-        points = [tuple(map(float, p)) for p in rng.integers(0, 6, (rng.integers(1, 12), 2))]  # with many ties
+        points = [
+            tuple(map(float, p)) for p in rng.integers(0, 6, (rng.integers(1, 12), 2))
+        ]  # with many ties
         beaten = [any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points) for p in points]
         assert comparison.undominated(points) == [not b for b in beaten]
 
@@ -289,14 +342,21 @@ def test_rows_say_which_are_on_the_frontier(found):
     assert rows["DP-λCGD"]["memory_frontier"]  # nor memory
     assert not rows["DP-SGD"]["memory_frontier"]
     assert not any(row["time_frontier"] for row in rows.values())  # nothing was measured
-    assert [e.label for e in found.memory_frontier] == [label for label, row in rows.items() if row["memory_frontier"]]
+    assert [e.label for e in found.memory_frontier] == [
+        label for label, row in rows.items() if row["memory_frontier"]
+    ]
     assert found.to_dict()["mechanisms"] == list(rows.values())
     assert rows["DP-MF"]["vectors"] == 63
 
 
 @pytest.mark.parametrize("sampler", ["poisson", "cyclic-poisson", "balls-in-bins"])
 def test_who_is_drawn_by_chance_keeps_no_separation(sampler):
-    apart = {"workload": ap.Workload.sgd(16), "participation": ap.min_separation(2, 8), "epsilon": 1.0, "delta": 1e-5}
+    apart = {
+        "workload": ap.Workload.sgd(16),
+        "participation": ap.min_separation(2, 8),
+        "epsilon": 1.0,
+        "delta": 1e-5,
+    }
     with pytest.raises(ValueError, match="who is drawn by chance keeps none"):
         Setting(**apart, sampler=sampler)
     found = compare(Setting(**apart))

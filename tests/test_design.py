@@ -2,15 +2,15 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.factorization.base import Factorization
-from antiphase.factorization.dense import Dense
+from antiphase.factorizations.base import Factorization
+from antiphase.factorizations.dense import Dense
 from antiphase.objective import Average, Curvature, Maximum, Restarts
 
 
 def test_the_same_design_is_not_paid_for_twice(cache, monkeypatch):
     calls = []
-    monkeypatch.setattr("antiphase.factorization.optimal.WORTH_KEEPING", 0.0)
-    monkeypatch.setattr("antiphase.factorization.streamed.maximise", counted(calls))
+    monkeypatch.setattr("antiphase.solvers.design_cache.WORTH_KEEPING", 0.0)
+    monkeypatch.setattr("antiphase.solvers.streaming.maximise", counted(calls))
     first = ap.design("dp-mf", steps=30)
     assert len(calls) == 1
     again = ap.design("dp-mf", steps=30)
@@ -28,7 +28,7 @@ def test_the_same_design_is_not_paid_for_twice(cache, monkeypatch):
 
 
 def counted(calls):
-    from antiphase.factorization.recurrent import maximise
+    from antiphase.solvers.single_participation import maximise
 
     def maximise_and_count(*args, **kwargs):
         calls.append(args)
@@ -40,13 +40,15 @@ def counted(calls):
 def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr("antiphase.factorization.optimal.WORTH_KEEPING", 0.0)
+    monkeypatch.setattr("antiphase.solvers.design_cache.WORTH_KEEPING", 0.0)
     assert ap.design("dp-mf", steps=5).gap < 1e-3
 
 
 def test_progress_is_told_of_every_iteration():
     seen = []
-    ap.design("dp-mf", steps=30, epochs=2, progress=lambda iteration, gap: seen.append((iteration, gap)))
+    ap.design(
+        "dp-mf", steps=30, epochs=2, progress=lambda iteration, gap: seen.append((iteration, gap))
+    )
     assert [i for i, _ in seen] == list(range(1, len(seen) + 1))
     assert seen[-1][1] <= 1e-9
     seen.clear()
@@ -55,11 +57,15 @@ def test_progress_is_told_of_every_iteration():
 
 
 def test_damped_from_learning_rate_and_smoothness_or_from_nothing():
-    assert ap.design("damped", steps=6, learning_rate=0.1, smoothness=2.0).options["rho"] == pytest.approx(0.9)
+    assert ap.design("damped", steps=6, learning_rate=0.1, smoothness=2.0).options[
+        "rho"
+    ] == pytest.approx(0.9)
     with pytest.warns(UserWarning, match="rho = 1"):
         f = ap.design("damped", steps=9, buffers="exact")
     whole = ap.design("dp-mf+", steps=9, buffers="exact")
-    assert f.error == pytest.approx(9 * whole.error, rel=1e-8)  # diag(1, …, √T) is √T times DP-MF⁺'s at τ = T
+    assert f.error == pytest.approx(
+        9 * whole.error, rel=1e-8
+    )  # diag(1, …, √T) is √T times DP-MF⁺'s at τ = T
 
 
 def test_tau_defaults_to_steps():
@@ -89,7 +95,10 @@ BAD = [
     (lambda: ap.design("dpmf", steps=3), "name = 'dpmf'"),
     (lambda: ap.design(3, steps=3), "name = 3"),
     (lambda: ap.design("dp-mf+", steps=3, tau=0), "tau = 0"),
-    (lambda: ap.design("dp-mf+", steps=3, tua=2), "tua = 2: dp-mf\\+ has no such option; it takes tau"),
+    (
+        lambda: ap.design("dp-mf+", steps=3, tua=2),
+        "tua = 2: dp-mf\\+ has no such option; it takes tau",
+    ),
     (lambda: ap.design("dp-sgd", steps=3, tau=2), "tau = 2"),
     (lambda: ap.design("dp-mf", steps=3, tolerance=0.0), "tolerance = 0.0"),
     (lambda: ap.design("dp-mf", steps=3, weights=[1, np.nan, 1]), r"weights\[1\] = nan"),
@@ -106,7 +115,9 @@ BAD = [
     (lambda: ap.design("dp-mf", steps=9, buffers="few"), "buffers = 'few'"),
     (lambda: ap.design("dp-mf", steps=9, buffers=2.5), "buffers = 2.5"),
     (
-        lambda: ap.design("dp-mf", workload=ap.Workload.from_matrix(np.eye(9)), epochs=3, buffers=4),
+        lambda: ap.design(
+            "dp-mf", workload=ap.Workload.from_matrix(np.eye(9)), epochs=3, buffers=4
+        ),
         "buffers = 4: this design has no form with few",
     ),
     (lambda: ap.design("tree", steps=3, estimator="best"), "estimator = 'best'"),
@@ -116,15 +127,24 @@ BAD = [
     (lambda: ap.design("toeplitz", steps=3, bands=2.0), "bands = 2.0"),
     (lambda: ap.design("toeplitz", steps=3, buffers=2), "buffers = 2: toeplitz has no such option"),
     (lambda: ap.design("banded", steps=3, bands=0), "bands = 0"),
-    (lambda: ap.design("banded", steps=3, objective=Curvature([1.0])), "banded needs a workload that is a short"),
+    (
+        lambda: ap.design("banded", steps=3, objective=Curvature([1.0])),
+        "banded needs a workload that is a short",
+    ),
     (lambda: ap.design("blt", steps=3, buffers=9), "buffers = 9: at most 8"),
     (lambda: ap.design("blt", steps=3, buffers="auto"), "buffers = 'auto'"),
     (lambda: ap.design("bisr", steps=3, bands=-1), "bands = -1"),
     (lambda: ap.design("lambda-cgd", steps=3, correlation=1.0), "correlation = 1.0"),
-    (lambda: ap.design("epoch-restarts", steps=3, tau=1), "tau = 1: epoch-restarts has no such option"),
+    (
+        lambda: ap.design("epoch-restarts", steps=3, tau=1),
+        "tau = 1: epoch-restarts has no such option",
+    ),
     (lambda: ap.design("damped", steps=3, rho=2.0), "rho = 2.0"),
     (lambda: ap.design("damped", steps=3, learning_rate=0.1), "smoothness = None"),
-    (lambda: ap.design("damped", steps=3, learning_rate=1.0, smoothness=3.0), "learning_rate × smoothness = 3"),
+    (
+        lambda: ap.design("damped", steps=3, learning_rate=1.0, smoothness=3.0),
+        "learning_rate × smoothness = 3",
+    ),
     (lambda: ap.design("damped", steps=3, rho=0.5, learning_rate=0.1, smoothness=1.0), "rho = 0.5"),
     (lambda: ap.design("curvature", steps=3), "curvature needs spectrum"),
     (lambda: ap.design("optimal", steps=3, objective="average"), "objective = 'average'"),
@@ -160,7 +180,9 @@ def test_objectives_have_names():
         ap.design("blt", steps=16, objective="least")
 
 
-@pytest.mark.parametrize(("name", "options"), [("banded", {"bands": 4}), ("epoch-restarts", {"epochs": 2})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("banded", {"bands": 4}), ("epoch-restarts", {"epochs": 2})]
+)
 def test_what_is_not_searched_for_the_maximum_says_so(name, options):
     with pytest.warns(UserWarning, match="searched for the mean error, and judged by the largest"):
         ap.design(name, steps=16, objective=Maximum(), **options)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase import accounting, files
+from antiphase import accounting
+from antiphase._util import files
 from antiphase.errors import FileFormatError
 
 
@@ -27,16 +28,20 @@ def test_the_encoders_scale_does_not_matter():
     """An encoder twice as large has twice the sensitivity and twice the noise before, the same noise after."""
     f = ap.design("anti-pgd", steps=9)
     assert ap.calibrate(f, noise_multiplier=1.0).noise_scale == pytest.approx(3.0)  # sens² = T
-    assert ap.calibrate(f, noise_multiplier=1.0).epsilon(1e-6) == accounting.gaussian_epsilon(1.0, 1e-6)
+    assert ap.calibrate(f, noise_multiplier=1.0).epsilon(1e-6) == accounting.gaussian_epsilon(
+        1.0, 1e-6
+    )
 
 
 def test_replacing_a_record_costs_twice(f):
-    zero, replaced = (ap.calibrate(f, epsilon=1.0, delta=1e-6, adjacency=a) for a in ("zero-out", "replace-one"))
+    zero, replaced = (
+        ap.calibrate(f, epsilon=1.0, delta=1e-6, adjacency=a) for a in ("zero-out", "replace-one")
+    )
     assert replaced.noise_scale == pytest.approx(2 * zero.noise_scale)
     assert replaced.epsilon() <= 1.0
-    assert ap.calibrate(f, noise_multiplier=1.0, adjacency="replace-one").epsilon(1e-6) == pytest.approx(
-        accounting.gaussian_epsilon(0.5, 1e-6)
-    )
+    assert ap.calibrate(f, noise_multiplier=1.0, adjacency="replace-one").epsilon(
+        1e-6
+    ) == pytest.approx(accounting.gaussian_epsilon(0.5, 1e-6))
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-mf", "dp-mf+", "tree", "sqrt-toeplitz"])
@@ -81,7 +86,11 @@ def test_runs_with_noise_of_their_own_add_up(f, adjacency):
     """Each run is a Gaussian mechanism; together they are one whose noise multiplier is (Σ 1/ratio²)^-½."""
     m = ap.calibrate(f, noise_multiplier=1.5, delta=1e-6, adjacency=adjacency)
     for runs in ([24, 7], [24, 24, 24], [3, 24, 0, 11]):
-        ratios = [1.5 / m.adjacency_factor * f.sensitivity / f.sensitivity_of(rows) for rows in runs if rows]
+        ratios = [
+            1.5 / m.adjacency_factor * f.sensitivity / f.sensitivity_of(rows)
+            for rows in runs
+            if rows
+        ]
         together = accounting.gaussian_epsilon(np.sum(np.power(ratios, -2.0)) ** -0.5, 1e-6)
         assert m.epsilon_of_runs(runs) == pytest.approx(together, rel=1e-9)
         assert m.epsilon_of_runs(runs) > together, "rounded up"
@@ -98,7 +107,9 @@ def test_runs_with_noise_of_their_own_add_up(f, adjacency):
 @pytest.mark.slow
 def test_poisson_samples():
     f = ap.design("dp-sgd", steps=100, epochs=10)
-    m = ap.calibrate(f, epsilon=2.0, delta=1e-6, sampler="poisson", sampling_rate=0.05, adjacency="add-remove")
+    m = ap.calibrate(
+        f, epsilon=2.0, delta=1e-6, sampler="poisson", sampling_rate=0.05, adjacency="add-remove"
+    )
     assert m.epsilon() <= 2.0
     assert m.noise_scale == m.noise_multiplier  # each step stands for itself: no √k
     assert m.epsilon(rows=10) < m.epsilon()
@@ -113,7 +124,9 @@ def test_delta_is_the_inverse_of_epsilon_also_for_the_first_rows(f):
     for rows in (1, 8, 9, 24):
         epsilon = m.epsilon(rows=rows)
         assert m.delta(epsilon, rows=rows) == pytest.approx(1e-6, rel=1e-6)
-    assert m.delta(0.5) == m.delta(0.5, rows=24) > m.delta(0.5, rows=1) > m.delta(0.5, rows=0) == 0.0
+    assert (
+        m.delta(0.5) == m.delta(0.5, rows=24) > m.delta(0.5, rows=1) > m.delta(0.5, rows=0) == 0.0
+    )
     assert m.delta(0.5) == pytest.approx(accounting.gaussian_delta(1.5, 0.5), rel=1e-9)
 
 
@@ -149,7 +162,9 @@ def test_a_damaged_mechanism_is_refused_as_a_file_error(f, tmp_path):
             ap.load(tmp_path / "m")
         assert str(caught.value).count("not a valid mechanism") <= 1
         if "factorization" in change:
-            assert "not a valid mechanism" not in str(caught.value), "the inner error is told as it is"
+            assert "not a valid mechanism" not in str(caught.value), (
+                "the inner error is told as it is"
+            )
 
 
 def test_save_and_load(f, tmp_path):
@@ -170,7 +185,9 @@ def test_the_digest_knows_everything_the_noise_depends_on(f):
         dataclasses.replace(m, clip_norm=2.0),
         dataclasses.replace(m, adjacency="replace-one"),
         dataclasses.replace(m, unit="user"),
-        ap.calibrate(ap.design("dp-mf+", steps=24, epochs=3, tau=7), noise_multiplier=1.0, delta=1e-6),
+        ap.calibrate(
+            ap.design("dp-mf+", steps=24, epochs=3, tau=7), noise_multiplier=1.0, delta=1e-6
+        ),
     ]
     assert len({m.digest, *(o.digest for o in others)}) == 6
     assert ap.calibrate(f, noise_multiplier=1.0, delta=1e-6).digest == m.digest
@@ -193,34 +210,63 @@ SGD = ap.design("dp-sgd", steps=8)
 MF = ap.design("dp-mf", steps=8)
 BAD = [
     (lambda: ap.calibrate(MF), "epsilon = None, noise_multiplier = None"),
-    (lambda: ap.calibrate(MF, epsilon=1.0, noise_multiplier=1.0, delta=1e-6), "give one of the two"),
+    (
+        lambda: ap.calibrate(MF, epsilon=1.0, noise_multiplier=1.0, delta=1e-6),
+        "give one of the two",
+    ),
     (lambda: ap.calibrate(MF, epsilon=1.0), "delta = None"),
     (lambda: ap.calibrate(MF, epsilon=0.0, delta=1e-6), "epsilon = 0.0"),
     (lambda: ap.calibrate(MF, epsilon=float("nan"), delta=1e-6), "epsilon = nan"),
     (lambda: ap.calibrate(MF, epsilon=1.0, delta=1.0), "delta = 1"),
     (lambda: ap.calibrate(MF, epsilon=1.0, delta=1e-6, clip_norm=0.0), "clip_norm = 0.0"),
     (lambda: ap.calibrate(MF, noise_multiplier=-1.0), "noise_multiplier = -1.0"),
-    (lambda: ap.calibrate(MF, noise_multiplier=1.0, clip_norm=1e-40), "1e-40 is no scale for float32 noise"),
-    (lambda: ap.calibrate(MF, noise_multiplier=1.0, clip_norm=1e40), "1e.40 is no scale for float32 noise"),
-    (lambda: ap.calibrate(MF, noise_multiplier=1e-20, clip_norm=1e-20), "1e-40 is no scale for float32 noise"),
+    (
+        lambda: ap.calibrate(MF, noise_multiplier=1.0, clip_norm=1e-40),
+        "1e-40 is no scale for float32 noise",
+    ),
+    (
+        lambda: ap.calibrate(MF, noise_multiplier=1.0, clip_norm=1e40),
+        "1e.40 is no scale for float32 noise",
+    ),
+    (
+        lambda: ap.calibrate(MF, noise_multiplier=1e-20, clip_norm=1e-20),
+        "1e-40 is no scale for float32 noise",
+    ),
     (lambda: ap.calibrate("dp-mf", noise_multiplier=1.0), "factorization = 'dp-mf'"),
     (lambda: ap.calibrate(MF, noise_multiplier=1.0, unit="person"), "unit = 'person'"),
     (lambda: ap.calibrate(MF, noise_multiplier=1.0, adjacency="swap"), "adjacency = 'swap'"),
-    (lambda: ap.calibrate(MF, noise_multiplier=1.0, adjacency="add-remove"), "one record more would shift"),
-    (lambda: ap.calibrate(MF, noise_multiplier=1.0, sampling_rate=0.1), "sampling_rate = 0.1: amplification needs"),
-    (lambda: ap.calibrate(MF, noise_multiplier=1.0, sampler="shuffle"), "sampler = 'shuffle'"),
-    (lambda: ap.calibrate(MF, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1), "independent noise"),
-    (lambda: ap.calibrate(SGD, noise_multiplier=1.0, sampler="poisson"), "sampling_rate = None"),
-    (lambda: ap.calibrate(SGD, noise_multiplier=1.0, sampler="poisson", sampling_rate=2.0), "sampling_rate = 2.0"),
     (
-        lambda: ap.calibrate(SGD, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1, adjacency="replace-one"),
+        lambda: ap.calibrate(MF, noise_multiplier=1.0, adjacency="add-remove"),
+        "one record more would shift",
+    ),
+    (
+        lambda: ap.calibrate(MF, noise_multiplier=1.0, sampling_rate=0.1),
+        "sampling_rate = 0.1: amplification needs",
+    ),
+    (lambda: ap.calibrate(MF, noise_multiplier=1.0, sampler="shuffle"), "sampler = 'shuffle'"),
+    (
+        lambda: ap.calibrate(MF, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1),
+        "independent noise",
+    ),
+    (lambda: ap.calibrate(SGD, noise_multiplier=1.0, sampler="poisson"), "sampling_rate = None"),
+    (
+        lambda: ap.calibrate(SGD, noise_multiplier=1.0, sampler="poisson", sampling_rate=2.0),
+        "sampling_rate = 2.0",
+    ),
+    (
+        lambda: ap.calibrate(
+            SGD, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1, adjacency="replace-one"
+        ),
         "replace-one",
     ),
     (lambda: ap.calibrate(MF, noise_multiplier=1.0).epsilon(), "delta = None"),
     (lambda: ap.calibrate(MF, noise_multiplier=1.0).epsilon(1e-6, rows=9), "rows = 9"),
     (lambda: ap.calibrate(MF, noise_multiplier=1.0).epsilon(1e-6, rows=-1), "rows = -1"),
     (lambda: ap.calibrate(MF, noise_multiplier=1.0).delta(1.0, rows=9), "rows = 9"),
-    (lambda: ap.calibrate(MF, noise_multiplier=1.0).epsilon_of_runs(8, 1e-6), "runs = 8 must be a list"),
+    (
+        lambda: ap.calibrate(MF, noise_multiplier=1.0).epsilon_of_runs(8, 1e-6),
+        "runs = 8 must be a list",
+    ),
 ]
 
 

@@ -100,7 +100,10 @@ def test_curvature_is_the_sum_over_the_spectrum():
         (lambda: Damped(np.nan), "rho = nan"),
         (lambda: Average(final_weight=0), "final_weight = 0"),
         (lambda: Average([1.0, np.nan]), r"weights\[1\] = nan"),
-        (lambda: Average([0.0] * (T - 1) + [1.0]), r"weights\[0\] = 0: every iterate needs a positive weight"),
+        (
+            lambda: Average([0.0] * (T - 1) + [1.0]),
+            r"weights\[0\] = 0: every iterate needs a positive weight",
+        ),
         (lambda: Average([1.0, 1.0]).root(SGD), "weights has 2 entries for 12 steps"),
         (lambda: Curvature([]), "spectrum"),
         (lambda: Curvature([-1.0]), "spectrum"),

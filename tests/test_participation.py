@@ -5,7 +5,8 @@ from antiphase.participation import Epochs, Once, epochs, from_epochs, min_separ
 
 
 @pytest.mark.parametrize(
-    ("participation", "steps"), [(once(), 7), (epochs(3, 4), 12), (epochs(3, 4), 10), (min_separation(3, 2), 11)]
+    ("participation", "steps"),
+    [(once(), 7), (epochs(3, 4), 12), (epochs(3, 4), 10), (min_separation(3, 2), 11)],
 )
 def test_classes_partition_the_steps(participation, steps):
     assert sorted(np.concatenate(participation.classes(steps)).tolist()) == list(range(steps))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from antiphase import Workload, epochs, min_separation, once
-from antiphase.factorization.toeplitz import Toeplitz
+from antiphase.factorizations.toeplitz import Toeplitz
 from antiphase.objective import Average
 from antiphase.participation import Participation
 from antiphase.sensitivity import DenseColumns, is_exact, sensitivity
@@ -86,7 +86,9 @@ def test_few_bands_make_a_minimum_separation_exact():
     C = np.triu(np.tril(rng.normal(size=(9, 9))), -2)  # three bands
     assert is_exact(C, min_separation(3, 3))
     assert not is_exact(C, min_separation(3, 2))
-    assert sensitivity(C, min_separation(3, 3)) == pytest.approx(brute.sensitivity(C, min_separation(3, 3), rng))
+    assert sensitivity(C, min_separation(3, 3)) == pytest.approx(
+        brute.sensitivity(C, min_separation(3, 3), rng)
+    )
 
 
 def test_a_minimum_separation_costs_what_the_bound_says():
@@ -106,7 +108,9 @@ def test_what_is_called_exact():
     for participation in (once(), min_separation(1, 1)):
         assert is_exact(np.array([[1.0, 1.0], [0.0, 1.0]]), participation)
     assert is_exact(np.eye(4), epochs(2, every=2), tolerance=0.0)
-    assert is_exact(np.array([[1.0, 1.0], [0.0, 1.0]]), epochs(2, every=1), tolerance=0.0), "nothing cancels"
+    assert is_exact(np.array([[1.0, 1.0], [0.0, 1.0]]), epochs(2, every=1), tolerance=0.0), (
+        "nothing cancels"
+    )
     nearly = np.array([[1.0, -1e-6], [0.0, 1.0]])  # attained but for about 1e-6
     assert not is_exact(nearly, epochs(2, every=1))
     assert is_exact(nearly, epochs(2, every=1), tolerance=1e-5)
@@ -152,7 +156,9 @@ def test_columns_that_share_no_row_need_no_products():
         columns = DenseColumns(C)
         assert columns.reach == bands
         for participation in (epochs(4, 3), min_separation(3, 3)):
-            assert sensitivity(C, participation) >= brute.sensitivity(C, participation, rng) * (1 - 1e-12)
+            assert sensitivity(C, participation) >= brute.sensitivity(C, participation, rng) * (
+                1 - 1e-12
+            )
             assert is_exact(C, participation) == (bands == 3)
     for rows, reach in ((np.ones((3, 2)), 2), (np.eye(3), 1), (np.zeros((2, 2)), 1)):
         assert DenseColumns(rows).reach == reach
@@ -165,7 +171,10 @@ def test_shifts_with_falling_coefficients_are_exact_and_others_are_not_taken_for
         "falling": (lambda c: -np.sort(-c), False),
         "rising": (np.sort, False),
         "one step up": (lambda c: -np.sort(-np.r_[c[:-1], 3.0])[[1, 0, *range(2, len(c))]], False),
-        "signed": (lambda c: -np.sort(-c) * np.where(np.arange(len(c)) == len(c) - 1, -1, 1), False),
+        "signed": (
+            lambda c: -np.sort(-c) * np.where(np.arange(len(c)) == len(c) - 1, -1, 1),
+            False,
+        ),
         "scaled": (lambda c: -np.sort(-c), True),
     }
     for kind, (arranged, normalized) in kinds.items():
@@ -173,7 +182,12 @@ def test_shifts_with_falling_coefficients_are_exact_and_others_are_not_taken_for
             c = arranged(rng.random(bands) + 0.1)
             f = Toeplitz("t", Workload.sgd(steps), Average(), once(), c, normalized)
             assert f._columns().falling == (kind == "falling")
-            for participation in (epochs(3, 3), epochs(5, 2), min_separation(3, 2), min_separation(2, 3)):
+            for participation in (
+                epochs(3, 3),
+                epochs(5, 2),
+                min_separation(3, 2),
+                min_separation(2, 3),
+            ):
                 true = brute.sensitivity(f.encoder(), participation, rng)
                 ours = sensitivity(f._columns(), participation)
                 assert ours >= true * (1 - 1e-12), (kind, participation)
@@ -187,7 +201,9 @@ def test_more_participations_than_fit_cost_no_more():
     rng = np.random.default_rng(4)
     C = np.tril(rng.normal(size=(7, 7)))
     for apart, fit in ((1, 7), (2, 4), (3, 3), (7, 1), (9, 1)):
-        assert sensitivity(C, min_separation(10**9, apart)) == sensitivity(C, min_separation(fit, apart))
+        assert sensitivity(C, min_separation(10**9, apart)) == sensitivity(
+            C, min_separation(fit, apart)
+        )
 
 
 def test_encoders_may_have_more_rows_than_columns():

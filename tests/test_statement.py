@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import antiphase as ap
-from antiphase.amplification import SAMPLERS
+from antiphase.sampling import SAMPLERS
 from antiphase.statement import ADJACENCY_WORDS, SAMPLER_WORDS, rounded_up
 
 RECHECK = Path(__file__).parents[1] / "examples" / "recheck.py"
@@ -62,7 +62,8 @@ def test_an_outsider_comes_to_the_same_figures_with_poisson_samples(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("field", "factor"), [("epsilon", 0.999), ("sensitivity", 0.999), ("noise_scale", 1.01), ("noise_multiplier", 1.01)]
+    ("field", "factor"),
+    [("epsilon", 0.999), ("sensitivity", 0.999), ("noise_scale", 1.01), ("noise_multiplier", 1.01)],
 )
 def test_a_statement_that_promises_too_much_is_caught(field, factor, tmp_path):
     m = ap.calibrate(ap.design("dp-mf", steps=12, epochs=2), epsilon=2.0, delta=1e-5)
@@ -115,7 +116,9 @@ def apart(bands=2, **options):
 
 
 def in_epochs(**options):
-    return ap.calibrate(ap.design("dp-mf", steps=8, epochs=2), noise_multiplier=1.0, delta=1e-5, **options)
+    return ap.calibrate(
+        ap.design("dp-mf", steps=8, epochs=2), noise_multiplier=1.0, delta=1e-5, **options
+    )
 
 
 def of_a_training(**options):
@@ -177,7 +180,9 @@ def test_every_statement_says_that_arithmetic_is_idealised(make):
 @pytest.mark.slow
 def test_every_sampler_adjacency_and_unit_has_its_statement():
     """So that a new kind is not forgotten above."""
-    made = [make() for name, make in STATEMENTS.items() if "training" not in name and "runs" not in name]
+    made = [
+        make() for name, make in STATEMENTS.items() if "training" not in name and "runs" not in name
+    ]
     assert {one.sampler for one in made} == set(SAMPLER_WORDS) == set(SAMPLERS)
     assert {one.adjacency for one in made} == set(ADJACENCY_WORDS)
     assert {one.unit for one in made} == {"example", "user"}
@@ -197,9 +202,17 @@ def test_parameters_that_are_not_trained_are_named_up_to_ten():
     """The words name ten of them and count the others; the JSON has all."""
     said = ap.calibrate(ap.design("dp-sgd", steps=4), noise_multiplier=1.0).statement(1e-5)
     assert "It covers" not in str(said)
-    for count, words in ((0, ""), (1, "changed: p0."), (10, "p8, p9."), (11, "p9 and 1 more."), (13, "p9 and 3 more.")):
+    for count, words in (
+        (0, ""),
+        (1, "changed: p0."),
+        (10, "p8, p9."),
+        (11, "p9 and 1 more."),
+        (13, "p9 and 3 more."),
+    ):
         names = tuple(f"p{i}" for i in range(count))
-        covered = dataclasses.replace(said, covered_tensors=3, covered_numbers=1234, frozen_parameters=names)
+        covered = dataclasses.replace(
+            said, covered_tensors=3, covered_numbers=1234, frozen_parameters=names
+        )
         text = " ".join(str(covered).split())
         assert "all 3 parameter tensors of the model that are trained (1,234 numbers)." in text
         assert words in text
@@ -210,7 +223,9 @@ def test_parameters_that_are_not_trained_are_named_up_to_ten():
 
 def test_the_words_have_gdp_and_zcdp_where_both_hold_and_what_is_released_before_the_end():
     """Rounded up, 1/s for GDP and 1/(2s²) for zCDP; neither where one of them is not known."""
-    said = ap.calibrate(ap.design("dp-sgd", steps=4), noise_multiplier=3.0, delta=1e-5).statement(released=4)
+    said = ap.calibrate(ap.design("dp-sgd", steps=4), noise_multiplier=3.0, delta=1e-5).statement(
+        released=4
+    )
     assert "It is 0.3334-GDP and 0.05556-zCDP." in " ".join(str(said).split())
     assert "released so far" not in " ".join(str(said).split())
     for unknown in ({"mu": None}, {"rho": None}, {"mu": None, "rho": None}):
@@ -223,7 +238,9 @@ def test_what_is_released_has_the_sensitivity_of_its_rows():
     said = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5).statement(released=5)
     assert said.released_sensitivity == f.sensitivity_of(5) < said.sensitivity == f.sensitivity
     sgd = ap.design("dp-sgd", steps=12, epochs=3)
-    sampled = ap.calibrate(sgd, noise_multiplier=1.0, delta=1e-5, sampler="poisson", sampling_rate=0.1)
+    sampled = ap.calibrate(
+        sgd, noise_multiplier=1.0, delta=1e-5, sampler="poisson", sampling_rate=0.1
+    )
     assert sampled.statement(released=9).released_sensitivity == sampled.sensitivity == 1.0
     assert sgd.sensitivity_of(9) > 1.0
 

@@ -58,7 +58,13 @@ def test_what_we_design_is_what_it_claims(name, options):
 
 @pytest.mark.slow
 def test_poisson_batches():
-    m = ap.calibrate(ap.design("dp-sgd", steps=100), epsilon=2.0, delta=1e-5, sampler="poisson", sampling_rate=0.01)
+    m = ap.calibrate(
+        ap.design("dp-sgd", steps=100),
+        epsilon=2.0,
+        delta=1e-5,
+        sampler="poisson",
+        sampling_rate=0.01,
+    )
     assert failing(verify(m)) == []
     less = dataclasses.replace(m)
     object.__setattr__(less, "epsilon", lambda delta, rows=None: 0.3)
@@ -70,7 +76,10 @@ def test_poisson_batches():
     ("steps", "rate", "noise"),
     [
         (16, 0.01, 2.0),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in ((256, 0.001, 1.0), (1000, 0.001, 2.0))),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in ((256, 0.001, 1.0), (1000, 0.001, 2.0))
+        ),
     ],
 )
 def test_poisson_batches_of_small_rates(steps, rate, noise):
@@ -81,7 +90,9 @@ def test_poisson_batches_of_small_rates(steps, rate, noise):
     claimed = m.epsilon()
     for factor in (0.95, 20.0):
         wrong = dataclasses.replace(m)
-        object.__setattr__(wrong, "epsilon", lambda delta, rows=None, factor=factor: factor * claimed)
+        object.__setattr__(
+            wrong, "epsilon", lambda delta, rows=None, factor=factor: factor * claimed
+        )
         assert failing(verify(wrong)) == ["ε, by another accountant"]
 
 
@@ -90,8 +101,12 @@ def test_cyclic_poisson_is_judged_by_the_groups_that_the_bands_need():
     """By another accountant: eight steps of a group that is asked for half of its records, not 32 of an eighth."""
     f = ap.design("banded", steps=32, bands=4, participation=ap.min_separation(8, 4))
     m = ap.calibrate(f, noise_multiplier=2.0, sampler="cyclic-poisson", sampling_rate=0.125)
-    alike = ap.calibrate(ap.design("dp-sgd", steps=8), noise_multiplier=2.0, sampler="poisson", sampling_rate=0.5)
-    found, asked = ([c for c in verify(one, delta=1e-5) if "another accountant" in c.what] for one in (m, alike))
+    alike = ap.calibrate(
+        ap.design("dp-sgd", steps=8), noise_multiplier=2.0, sampler="poisson", sampling_rate=0.5
+    )
+    found, asked = (
+        [c for c in verify(one, delta=1e-5) if "another accountant" in c.what] for one in (m, alike)
+    )
     assert [(c.found, c.holds) for c in found] == [(c.found, True) for c in asked]
 
 
@@ -112,7 +127,9 @@ def test_groups_are_not_fewer_than_the_diagonals_of_the_matrix(monkeypatch):
 
 def test_a_bound_above_the_error(mechanism):
     f = ap.design("dp-mf", steps=16, epochs=2)
-    assert failing(verify(dataclasses.replace(f, bound=1.01 * f.error))) == ["error is not below the bound"]
+    assert failing(verify(dataclasses.replace(f, bound=1.01 * f.error))) == [
+        "error is not below the bound"
+    ]
     # a bound that is merely too good to be true takes a search to be found out
     worse = ap.design("dp-mf", steps=16, epochs=2, tolerance=0.3)
     claimed = dataclasses.replace(worse, bound=worse.error)
@@ -142,7 +159,9 @@ def test_a_sensitivity_with_cancelling_signs():
     f = ap.design("fourier", steps=16, participation=ap.epochs(8, every=2))
     C = f.encoder()
     assert (C.T @ C).min() < 0
-    f.__dict__["sensitivity"] = max(np.linalg.norm(C[:, p].sum(axis=1)) for p in f.participation.classes(16))
+    f.__dict__["sensitivity"] = max(
+        np.linalg.norm(C[:, p].sum(axis=1)) for p in f.participation.classes(16)
+    )
     assert "sensitivity of the encoder" in failing(verify(f))
 
 
@@ -197,7 +216,15 @@ def test_a_statement_of_another_mechanism_and_one_that_leaves_things_out(mechani
 
 
 def test_what_is_no_statement_is_refused(tmp_path, mechanism, claims):
-    for text in ("", "[]", "{}", '{"digest": "a"}', '{"digest": "a", "delta": "small"}', "[" * 100_000, "\xff"):
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"digest": "a"}',
+        '{"digest": "a", "delta": "small"}',
+        "[" * 100_000,
+        "\xff",
+    ):
         (tmp_path / "s.json").write_text(text, encoding="latin-1")
         with pytest.raises(FileFormatError, match=r"s\.json: not a statement"):
             read_statement(tmp_path / "s.json")
@@ -225,6 +252,9 @@ def test_a_flipped_bit_anywhere_is_refused_or_noticed(tmp_path, mechanism):
 
 def test_many_steps_are_not_looked_at_and_never_pass_for_checked(monkeypatch, mechanism):
     monkeypatch.setattr(verification, "LARGEST", 40)
-    assert [check.what for check in verify(mechanism)] == ["error is not below the bound", "ε, by another accountant"]
+    assert [check.what for check in verify(mechanism)] == [
+        "error is not below the bound",
+        "ε, by another accountant",
+    ]
     with pytest.raises(ValueError, match="nothing was checked"):
         verify(ap.design("dp-sgd", steps=48))

@@ -42,7 +42,9 @@ def torch_iterates(gradients, rates, options, delay=0, curvature=0.0):
 @pytest.mark.parametrize("delay", [0, 3])
 @pytest.mark.parametrize("curvature", [0.0, 0.3])
 def test_the_workload_is_what_torch_does(options, delay, curvature, gradients):
-    workload = Workload.sgd(T, learning_rates=RATES, delay=delay, **options).with_curvature(curvature)
+    workload = Workload.sgd(T, learning_rates=RATES, delay=delay, **options).with_curvature(
+        curvature
+    )
     expected = torch_iterates(gradients, RATES, options, delay, curvature)
     np.testing.assert_allclose(workload.apply(gradients), expected, atol=1e-13)
 
@@ -52,7 +54,11 @@ def test_the_workload_is_what_torch_does(options, delay, curvature, gradients):
 @pytest.mark.parametrize("delay", [0, 2])
 def test_solve_undoes_apply_on_all_steps_that_move_the_model(options, average, delay, gradients):
     workload = Workload.sgd(T, learning_rates=RATES, delay=delay, **options).with_curvature(0.1)
-    workload = {"none": workload, "ema": workload.with_ema(0.9), "tail": workload.with_tail_average(4)}[average]
+    workload = {
+        "none": workload,
+        "ema": workload.with_ema(0.9),
+        "tail": workload.with_tail_average(4),
+    }[average]
     np.testing.assert_allclose(workload.dense() @ gradients, workload.apply(gradients), atol=1e-12)
     solved = workload.solve(workload.apply(gradients))
     np.testing.assert_allclose(solved[~workload.idle], gradients[~workload.idle], atol=1e-10)
@@ -68,7 +74,9 @@ def test_averages_are_those_of_the_iterates(gradients):
         ema = 0.9 * ema + 0.1 * row
         expected.append(ema)
     np.testing.assert_allclose(plain.with_ema(0.9).apply(gradients), expected, atol=1e-13)
-    tail = [x[t] if t < 4 else x[4 : t + 1].mean(axis=0) for t in range(T)]  # start = 5, counted from 1
+    tail = [
+        x[t] if t < 4 else x[4 : t + 1].mean(axis=0) for t in range(T)
+    ]  # start = 5, counted from 1
     np.testing.assert_allclose(plain.with_tail_average(5).apply(gradients), tail, atol=1e-13)
 
 
@@ -76,7 +84,11 @@ def test_a_matrix_is_as_good_as_the_optimizer_it_came_from(gradients):
     named = Workload.sgd(T, momentum=0.5, delay=3, learning_rates=RATES)
     given = Workload.from_matrix(named.dense())
     assert (given.idle == named.idle).all()
-    for refine in (lambda w: w, lambda w: w.with_curvature(0.2), lambda w: w.with_curvature(0.2).with_ema(0.5)):
+    for refine in (
+        lambda w: w,
+        lambda w: w.with_curvature(0.2),
+        lambda w: w.with_curvature(0.2).with_ema(0.5),
+    ):
         u = refine(named).apply(gradients)
         np.testing.assert_allclose(refine(given).apply(gradients), u, atol=1e-12)
         live = ~given.idle
@@ -114,7 +126,10 @@ def test_values_are_equal_by_content():
         (lambda: Workload.sgd(3, learning_rates=-1.0), r"learning_rates\[0\] = -1"),
         (lambda: Workload.sgd(3, learning_rates=[1, -1, 1]), r"learning_rates\[1\] = -1"),
         (lambda: Workload.sgd(3, learning_rates=[1, np.nan, 1]), r"learning_rates\[1\] = nan"),
-        (lambda: Workload.sgd(3, learning_rates=[1, 1]), "learning_rates has 2 entries for 3 steps"),
+        (
+            lambda: Workload.sgd(3, learning_rates=[1, 1]),
+            "learning_rates has 2 entries for 3 steps",
+        ),
         (lambda: Workload.sgd(3, learning_rates=0.0), "learning_rates are all 0"),
         (lambda: Workload.sgd(3, learning_rates="fast"), "learning_rates = 'fast'"),
         (lambda: Workload.sgd(3, momentum=1.0), "momentum = 1.0"),
@@ -125,13 +140,19 @@ def test_values_are_equal_by_content():
         (lambda: Workload.sgd(3, weight_decay=-0.1), "weight_decay = -0.1"),
         (lambda: Workload.sgd(3, delay=3), "delay = 3"),
         (lambda: Workload.sgd(3, delay=-1), "delay = -1"),
-        (lambda: Workload.sgd(3, learning_rates=[0, 1, 1], momentum=0.9), r"learning_rates\[0\] = 0 before"),
+        (
+            lambda: Workload.sgd(3, learning_rates=[0, 1, 1], momentum=0.9),
+            r"learning_rates\[0\] = 0 before",
+        ),
         (lambda: Workload.sgd(3).with_ema(1.0), "decay = 1.0"),
         (lambda: Workload.sgd(3).with_tail_average(4), "start = 4"),
         (lambda: Workload.sgd(3).with_ema(0.5).with_tail_average(2), "choose one"),
         (lambda: Workload.sgd(3).with_curvature(-1.0), "curvature = -1.0"),
         (lambda: Workload.sgd(3).apply(np.ones(4)), r"gradients has shape \(4,\)"),
-        (lambda: Workload.from_matrix(np.triu(np.ones((3, 3)))), r"matrix\[0, 1\] = 1 is above the diagonal"),
+        (
+            lambda: Workload.from_matrix(np.triu(np.ones((3, 3)))),
+            r"matrix\[0, 1\] = 1 is above the diagonal",
+        ),
         (lambda: Workload.from_matrix(np.ones((2, 3))), "matrix has shape"),
         (lambda: Workload.from_matrix(np.zeros((3, 3))), "matrix is 0"),
         (lambda: Workload.from_matrix([[0.0, 0, 0], [1, 0, 0], [1, 1, 1]]), "singular"),

@@ -1,7 +1,7 @@
 """antiphase: differentially private training with noise that cancels itself over the steps."""
 
 from antiphase import objective, participation
-from antiphase.bands import BestBands, best_bands
+from antiphase.band_selection import BestBands, best_bands
 from antiphase.design import design, names
 from antiphase.errors import (
     AntiphaseError,
@@ -16,7 +16,7 @@ from antiphase.errors import (
     StateError,
     TooLargeError,
 )
-from antiphase.factorization import Factorization
+from antiphase.factorizations import Factorization
 from antiphase.mechanism import Mechanism, calibrate, load
 from antiphase.noise import Key
 from antiphase.objective import Objective

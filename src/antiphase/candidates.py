@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from antiphase import _checks as check
-from antiphase import accounting
-from antiphase.amplification import AMPLIFIED, SAMPLERS
-from antiphase.bands import WIDTHS, best_bands, cyclic
+from antiphase._util import checks as check
+from antiphase.accounting.gaussian import checked_delta
+from antiphase.band_selection import WIDTHS, best_bands, cyclic
 from antiphase.design import design, names
 from antiphase.errors import AntiphaseError
-from antiphase.factorization.base import Factorization
+from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.participation import MinSeparation, Participation, from_epochs
+from antiphase.sampling import AMPLIFIED, SAMPLERS
 from antiphase.workload import Workload
 
 LABELS = {
@@ -36,7 +36,11 @@ LABELS = {
     "blt": "BLT",
     "epoch-restarts": "restarts with every epoch",
 }
-SAMPLED = {"poisson": "Poisson batches", "cyclic-poisson": "cyclic Poisson", "balls-in-bins": "balls in bins"}
+SAMPLED = {
+    "poisson": "Poisson batches",
+    "cyclic-poisson": "cyclic Poisson",
+    "balls-in-bins": "balls in bins",
+}
 SYMBOLS = {"tau": "τ", "rho": "ρ", "final_weight": "final weight", "correlation": "λ"}
 REFUSALS = (AntiphaseError, ValueError, TypeError, MemoryError)
 
@@ -58,7 +62,9 @@ class Candidate:
         if self.sampler is not None:
             check.choice("sampler", self.sampler, SAMPLERS)
         if self.sampler == "poisson" and self.name != "dp-sgd":
-            raise ValueError(f"{self.name} with Poisson samples: amplification is analysed for dp-sgd alone")
+            raise ValueError(
+                f"{self.name} with Poisson samples: amplification is analysed for dp-sgd alone"
+            )
         if self.sampler == "cyclic-poisson" and self.name not in WIDTHS:
             raise ValueError(
                 f"{self.name} with cyclic Poisson samples: amplification is analysed for few bands, so for "
@@ -81,7 +87,9 @@ class Candidate:
         words = [LABELS.get(self.name, self.name)]
         if self.name == "tree" and "estimator" in options:
             words = ["tree", str(options.pop("estimator"))]
-        words += [f"{SYMBOLS.get(k, k)} = {_short(v)}" for k, v in options.items() if np.ndim(v) == 0]
+        words += [
+            f"{SYMBOLS.get(k, k)} = {_short(v)}" for k, v in options.items() if np.ndim(v) == 0
+        ]
         return ", ".join([*words, SAMPLED[self.sampler]] if self.sampler in SAMPLED else words)
 
 
@@ -100,14 +108,18 @@ class Setting:
     epsilon: float | None = None
     delta: float | None = None
     adjacency: str = "zero-out"
-    parameters: int = 100_000  # how many numbers the model has: for the memory and the time of the noise
+    parameters: int = (
+        100_000  # how many numbers the model has: for the memory and the time of the noise
+    )
     sampler: str = "fixed-order"
     rate: float | None = None
 
     def __post_init__(self) -> None:
         check.choice("sampler", self.sampler, ("fixed-order", *AMPLIFIED))
         if self.sampler in AMPLIFIED and self.epsilon is None:
-            raise ValueError(f"sampler = {self.sampler!r}: what it brings depends on ε and δ; give both")
+            raise ValueError(
+                f"sampler = {self.sampler!r}: what it brings depends on ε and δ; give both"
+            )
         if self.sampler in AMPLIFIED and isinstance(self.participation, MinSeparation):
             raise ValueError(
                 f"sampler = {self.sampler!r} with a minimum separation: who is drawn by chance keeps none. Compare for "
@@ -115,18 +127,24 @@ class Setting:
             )
         if self.rate is not None:
             if self.sampler not in ("poisson", "cyclic-poisson"):
-                raise ValueError(f"rate = {self.rate}: a sampling rate is for Poisson and cyclic Poisson samples")
+                raise ValueError(
+                    f"rate = {self.rate}: a sampling rate is for Poisson and cyclic Poisson samples"
+                )
             if check.positive_number("rate", self.rate) > 1:
                 raise ValueError(f"rate = {self.rate:g} must be at most 1")
         if self.epsilon is not None:
             check.positive_number("epsilon", self.epsilon)
             if self.delta is None:
-                raise ValueError("delta = None: δ is yours to choose, well below one over the number of records")
-            accounting.checked_delta("delta", self.delta)
+                raise ValueError(
+                    "delta = None: δ is yours to choose, well below one over the number of records"
+                )
+            checked_delta("delta", self.delta)
         check.whole_number("parameters", self.parameters)
 
     @classmethod
-    def of(cls, steps: int, epochs: int = 1, *, optimizer: Mapping[str, Any] | None = None, **rest: Any) -> Setting:
+    def of(
+        cls, steps: int, epochs: int = 1, *, optimizer: Mapping[str, Any] | None = None, **rest: Any
+    ) -> Setting:
         """So many steps of SGD with these options, in so many epochs of a fixed order."""
         workload = Workload.sgd(steps, **(optimizer or {}))
         return cls(workload, from_epochs(workload.steps, epochs), **rest)
@@ -158,7 +176,9 @@ def usual_candidates(setting: Setting, family: bool = False) -> list[Candidate]:
     sampled = "balls-in-bins" if setting.sampler == "balls-in-bins" else "poisson"
     hidden = [Candidate("dp-sgd", sampler=sampled)] if _can_be_hidden(setting) else []
     several = len(setting.participation.classes(setting.steps)) < setting.steps
-    few = [Candidate("toeplitz"), Candidate("dp-mf+")] if setting.sampler == "cyclic-poisson" else []
+    few = (
+        [Candidate("toeplitz"), Candidate("dp-mf+")] if setting.sampler == "cyclic-poisson" else []
+    )
     searched = [Candidate(name) for name in ("toeplitz", "banded", "blt")]
     return [
         Candidate("dp-sgd", sampler="fixed-order"),
@@ -169,13 +189,19 @@ def usual_candidates(setting: Setting, family: bool = False) -> list[Candidate]:
         Candidate("bisr"),
         *few,
         *([Candidate("epoch-restarts")] if several else []),
-        *([*searched, *([Candidate("dp-mf", {"buffers": 4})] if several else [])] if family else []),
+        *(
+            [*searched, *([Candidate("dp-mf", {"buffers": 4})] if several else [])]
+            if family
+            else []
+        ),
         Candidate("dp-mf"),
         Candidate("dp-mf+", {"tau": setting.steps}),
     ]
 
 
-def made_for(setting: Setting, candidate: Candidate, tolerance: float, report: Any) -> tuple[Candidate, Mechanism, str]:
+def made_for(
+    setting: Setting, candidate: Candidate, tolerance: float, report: Any
+) -> tuple[Candidate, Mechanism, str]:
     """The mechanism, of which candidate in full, and why it is not amplified where the setting has a sampler."""
     sampler = candidate.sampler or setting.sampler
     if sampler not in AMPLIFIED:
@@ -198,15 +224,25 @@ def _plain(setting: Setting, candidate: Candidate, tolerance: float, report: Any
     return calibrate(f, epsilon=setting.epsilon, delta=setting.delta, adjacency=setting.adjacency)
 
 
-def _amplified(setting: Setting, candidate: Candidate, tolerance: float, report: Any) -> tuple[Candidate, Mechanism]:
+def _amplified(
+    setting: Setting, candidate: Candidate, tolerance: float, report: Any
+) -> tuple[Candidate, Mechanism]:
     if setting.epsilon is None or setting.delta is None:
-        raise ValueError(f"epsilon = None: what {candidate.label} brings depends on ε and δ; give both")
-    promise: dict[str, Any] = {"epsilon": setting.epsilon, "delta": setting.delta, "adjacency": setting.adjacency}
+        raise ValueError(
+            f"epsilon = None: what {candidate.label} brings depends on ε and δ; give both"
+        )
+    promise: dict[str, Any] = {
+        "epsilon": setting.epsilon,
+        "delta": setting.delta,
+        "adjacency": setting.adjacency,
+    }
     sampled: dict[str, Any] = {"sampler": candidate.sampler, "sampling_rate": setting.sampling_rate}
     if candidate.sampler == "cyclic-poisson":
         width = WIDTHS[candidate.name]
         if set(candidate.options) - {width}:
-            raise ValueError(f"{candidate.label}: with cyclic Poisson samples {width} is the only option")
+            raise ValueError(
+                f"{candidate.label}: with cyclic Poisson samples {width} is the only option"
+            )
         if width in candidate.options:
             f = cyclic(candidate.name, candidate.options[width], setting.workload)
             return candidate, calibrate(f, **promise, **sampled)
@@ -229,7 +265,11 @@ def _design(setting: Setting, candidate: Candidate, tolerance: float, report: An
     if candidate.name in ("dp-mf", "dp-mf+", "damped", "curvature", "optimal"):
         options.setdefault("tolerance", tolerance)
     return design(
-        candidate.name, workload=setting.workload, participation=setting.participation, progress=report, **options
+        candidate.name,
+        workload=setting.workload,
+        participation=setting.participation,
+        progress=report,
+        **options,
     )
 
 

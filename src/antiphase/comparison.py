@@ -11,18 +11,28 @@ from typing import Any
 import numpy as np
 
 from antiphase import accounting
-from antiphase._checks import Array
-from antiphase.amplification import adjacency_factor
+from antiphase._util.checks import Array
 from antiphase.candidates import REFUSALS, Candidate, Setting, made_for, usual_candidates
-from antiphase.cost import kept_bytes, padded, seconds_a_row
 from antiphase.design import design
-from antiphase.factorization.base import Factorization
+from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism
+from antiphase.noise_cost import kept_bytes, padded, seconds_a_row
 from antiphase.objective import Average, Objective
+from antiphase.sampling import adjacency_factor
 
-__all__ = ["Candidate", "Comparison", "Entry", "Setting", "compare", "undominated", "usual_candidates"]
+__all__ = [
+    "Candidate",
+    "Comparison",
+    "Entry",
+    "Setting",
+    "compare",
+    "undominated",
+    "usual_candidates",
+]
 
-Progress = Callable[[str, int, int, float | None], None]  # what, how many are done, of how many, gap so far
+Progress = Callable[
+    [str, int, int, float | None], None
+]  # what, how many are done, of how many, gap so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +165,8 @@ class Comparison:
         """Every entry as plain numbers, with what it takes to see it beside the others."""
         memory, time_ = self.memory_frontier, self.time_frontier
         return [
-            e.to_dict(self.base) | {"memory_frontier": e in memory, "time_frontier": e in time_} for e in self.entries
+            e.to_dict(self.base) | {"memory_frontier": e in memory, "time_frontier": e in time_}
+            for e in self.entries
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -169,7 +180,9 @@ class Comparison:
             "adjacency": s.adjacency,
             "parameters": s.parameters,
             "sampler": s.sampler,
-            "sampling_rate": s.sampling_rate if s.sampler in ("poisson", "cyclic-poisson") else None,
+            "sampling_rate": s.sampling_rate
+            if s.sampler in ("poisson", "cyclic-poisson")
+            else None,
             "optimum": self.optimum,
             "mechanisms": self.rows(),
             "refused": dict(self.refused),
@@ -220,7 +233,9 @@ def compare(
         try:
             done, mechanism, reason = made_for(setting, candidate, tolerance, report)
             seconds = time.perf_counter() - began
-            made.append((done, mechanism, reason, seconds, kept_bytes(mechanism, setting.parameters)))
+            made.append(
+                (done, mechanism, reason, seconds, kept_bytes(mechanism, setting.parameters))
+            )
         except REFUSALS as error:
             refused[candidate.label] = str(error) or type(error).__name__
         except KeyboardInterrupt:
@@ -230,7 +245,9 @@ def compare(
             refused |= {c.label: "stopped" for c in candidates[i:]}
             break
     if not made:
-        raise ValueError("nothing is left to compare: " + "; ".join(f"{k}: {v}" for k, v in refused.items()))
+        raise ValueError(
+            "nothing is left to compare: " + "; ".join(f"{k}: {v}" for k, v in refused.items())
+        )
     _reporter(progress, "", len(candidates), len(candidates))(0, None)
     optimum = _known_optimum([mechanism.factorization for _, mechanism, *_ in made])
     entries = []
@@ -242,17 +259,25 @@ def compare(
     for candidate, mechanism, reason, seconds, memory in made:
         row = math.nan
         try:
-            row = seconds_a_row(mechanism, setting.parameters, memory) if measure and not stopped else row
+            row = (
+                seconds_a_row(mechanism, setting.parameters, memory)
+                if measure and not stopped
+                else row
+            )
         except KeyboardInterrupt:
             stopped = True
-        entries.append(_entry(setting, candidate, mechanism, optimum, (seconds, memory, row), reason))
+        entries.append(
+            _entry(setting, candidate, mechanism, optimum, (seconds, memory, row), reason)
+        )
     return Comparison(setting, tuple(entries), refused, optimum, stopped)
 
 
 # ---- inside ------------------------------------------------------------------------------------------------
 
 
-def _reporter(progress: Progress | None, label: str, done: int, total: int) -> Callable[[int, float | None], None]:
+def _reporter(
+    progress: Progress | None, label: str, done: int, total: int
+) -> Callable[[int, float | None], None]:
     def report(iteration: int, gap: float | None) -> None:
         if progress is not None:
             progress(label, done, total, gap)
@@ -268,7 +293,9 @@ def _known_optimum(designs: list[Factorization]) -> float | None:
 
 def _optimum(setting: Setting, tolerance: float) -> float:
     """The certified least squared noise over the iterates."""
-    best = design("dp-mf", workload=setting.workload, participation=setting.participation, tolerance=tolerance)
+    best = design(
+        "dp-mf", workload=setting.workload, participation=setting.participation, tolerance=tolerance
+    )
     return best.lower_bound
 
 
@@ -292,4 +319,6 @@ def _entry(
             multiplier = accounting.gaussian_noise_multiplier(setting.epsilon, setting.delta)
             multiplier *= adjacency_factor(setting.adjacency)
         over = float(np.sum(deviation**2) / (multiplier**2 * optimum))
-    return Entry(candidate, mechanism, deviation, over, *cost, unamplified, 4 * padded(setting.parameters))
+    return Entry(
+        candidate, mechanism, deviation, over, *cost, unamplified, 4 * padded(setting.parameters)
+    )

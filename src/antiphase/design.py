@@ -10,22 +10,30 @@ from typing import Any
 
 import numpy as np
 
-from antiphase import _checks as check
-from antiphase.factorization.banded import banded_optimum
-from antiphase.factorization.base import Factorization
-from antiphase.factorization.blt import MOST, blt_optimum
-from antiphase.factorization.dense import Dense
-from antiphase.factorization.dual import Progress
-from antiphase.factorization.fixed import Identity, anti_encoder, chess_coefficients
-from antiphase.factorization.fourier import fourier_encoder
-from antiphase.factorization.inverse import InverseToeplitz, best_bands, best_correlation, inverse_root_coefficients
-from antiphase.factorization.optimal import optimal, remembered
-from antiphase.factorization.restarted import restarted
-from antiphase.factorization.steady import toeplitz_optimum
-from antiphase.factorization.toeplitz import Toeplitz, square_root_coefficients
-from antiphase.factorization.tree import Tree
+from antiphase._util import checks as check
+from antiphase._util.progress import Progress
+from antiphase.factorizations.base import Factorization
+from antiphase.factorizations.dense import Dense
+from antiphase.factorizations.identity import Identity
+from antiphase.factorizations.inverse_toeplitz import InverseToeplitz
+from antiphase.factorizations.toeplitz import Toeplitz
+from antiphase.factorizations.tree import Tree
 from antiphase.objective import Average, Curvature, Damped, Maximum, Objective, Restarts
 from antiphase.participation import Participation, from_epochs
+from antiphase.solvers.banded import banded_optimum
+from antiphase.solvers.blt import MOST, blt_optimum
+from antiphase.solvers.closed_form import (
+    anti_encoder,
+    chess_coefficients,
+    fourier_encoder,
+    inverse_root_coefficients,
+    square_root_coefficients,
+)
+from antiphase.solvers.design_cache import remembered
+from antiphase.solvers.dispatch import optimal
+from antiphase.solvers.epoch_restarts import restarted
+from antiphase.solvers.inverse_toeplitz import best_bands, best_correlation
+from antiphase.solvers.toeplitz import toeplitz_optimum
 from antiphase.workload import Workload
 
 
@@ -93,7 +101,9 @@ def names() -> list[str]:
 
 def options_for(name: str) -> list[str]:
     """The options that `design` takes for ``name``."""
-    return [p for p in inspect.signature(_maker(name)).parameters if p not in ("setting", "progress")]
+    return [
+        p for p in inspect.signature(_maker(name)).parameters if p not in ("setting", "progress")
+    ]
 
 
 # ---- one function a name; its keyword arguments are its options --------------------------------------------
@@ -114,12 +124,16 @@ def _anti_pgd(setting: Setting, *, objective: Objective | None = None) -> Factor
 
 def _chess(setting: Setting, *, objective: Objective | None = None) -> Factorization:
     workload, participation = setting
-    return Toeplitz("chess", workload, _judge(objective), participation, chess_coefficients(), False)
+    return Toeplitz(
+        "chess", workload, _judge(objective), participation, chess_coefficients(), False
+    )
 
 
 def _fourier(setting: Setting, *, objective: Objective | None = None) -> Factorization:
     workload, participation = setting
-    return Dense("fourier", workload, _judge(objective), participation, fourier_encoder(workload.steps))
+    return Dense(
+        "fourier", workload, _judge(objective), participation, fourier_encoder(workload.steps)
+    )
 
 
 def _tree(
@@ -135,19 +149,33 @@ def _tree(
 
 
 def _sqrt_toeplitz(
-    setting: Setting, *, normalized: bool = True, bands: int | None = None, objective: Objective | None = None
+    setting: Setting,
+    *,
+    normalized: bool = True,
+    bands: int | None = None,
+    objective: Objective | None = None,
 ) -> Factorization:
     workload, participation = setting
     options: dict[str, Any] = {"normalized": check.flag("normalized", normalized)}
     if bands is not None:
         options["bands"] = check.whole_number("bands", bands)
-    coefficients = square_root_coefficients(min(options.get("bands", workload.steps), workload.steps))
+    coefficients = square_root_coefficients(
+        min(options.get("bands", workload.steps), workload.steps)
+    )
     return Toeplitz(
-        "sqrt-toeplitz", workload, _judge(objective), participation, coefficients, normalized, options=options
+        "sqrt-toeplitz",
+        workload,
+        _judge(objective),
+        participation,
+        coefficients,
+        normalized,
+        options=options,
     )
 
 
-def _bisr(setting: Setting, *, bands: int | None = None, objective: Objective | None = None) -> Factorization:
+def _bisr(
+    setting: Setting, *, bands: int | None = None, objective: Objective | None = None
+) -> Factorization:
     workload, participation = setting
     judge = _judge(objective)
     if bands is None:
@@ -177,22 +205,34 @@ def _toeplitz(
     progress: Progress | None = None,
 ) -> Factorization:
     options = {} if bands is None else {"bands": check.whole_number("bands", bands)}
-    return _searched("toeplitz", toeplitz_optimum, setting, objective, options, progress, bands=bands)
+    return _searched(
+        "toeplitz", toeplitz_optimum, setting, objective, options, progress, bands=bands
+    )
 
 
 def _banded(
-    setting: Setting, *, bands: int = 16, objective: Objective | None = None, progress: Progress | None = None
+    setting: Setting,
+    *,
+    bands: int = 16,
+    objective: Objective | None = None,
+    progress: Progress | None = None,
 ) -> Factorization:
     options = {"bands": check.whole_number("bands", bands)}
     return _searched("banded", banded_optimum, setting, objective, options, progress, bands=bands)
 
 
 def _blt(
-    setting: Setting, *, buffers: int = 4, objective: Objective | None = None, progress: Progress | None = None
+    setting: Setting,
+    *,
+    buffers: int = 4,
+    objective: Objective | None = None,
+    progress: Progress | None = None,
 ) -> Factorization:
     options = {"buffers": check.whole_number("buffers", buffers)}
     if buffers > MOST:
-        raise ValueError(f"buffers = {buffers}: at most {MOST}; further ones change nothing that can be measured")
+        raise ValueError(
+            f"buffers = {buffers}: at most {MOST}; further ones change nothing that can be measured"
+        )
     return _searched("blt", blt_optimum, setting, objective, options, progress, buffers=buffers)
 
 
@@ -226,7 +266,9 @@ def _dp_mf_plus(
     progress: Progress | None = None,
 ) -> Factorization:
     objective = Restarts(setting[0].steps if tau is None else tau, weight, include_final, anchor)
-    return _optimal("dp-mf+", setting, objective, tolerance, buffers, progress, {"tau": objective.tau})
+    return _optimal(
+        "dp-mf+", setting, objective, tolerance, buffers, progress, {"tau": objective.tau}
+    )
 
 
 def _damped(
@@ -246,14 +288,18 @@ def _damped(
             f"learning_rate = {learning_rate}, smoothness = {smoothness}: damping follows from both, or from rho"
         )
     if rho is not None and learning_rate is not None:
-        raise ValueError(f"rho = {rho} says what learning_rate and smoothness say too; give one or the other")
+        raise ValueError(
+            f"rho = {rho} says what learning_rate and smoothness say too; give one or the other"
+        )
     if learning_rate is not None:
         curvature = check.positive_number("learning_rate", learning_rate) * check.positive_number(
             "smoothness", smoothness
         )
         if curvature > 1:
             raise ValueError(f"learning_rate × smoothness = {curvature:g} must be at most 1")
-        rho = 1.0 - 0.5 * curvature  # errors live along all curvatures up to the largest; half of it serves best
+        rho = (
+            1.0 - 0.5 * curvature
+        )  # errors live along all curvatures up to the largest; half of it serves best
     if rho is None:
         rho = 1.0
         if final_weight is None:
@@ -281,7 +327,9 @@ def _curvature(
     progress: Progress | None = None,
 ) -> Factorization:
     if spectrum is None:
-        raise TypeError("curvature needs spectrum: the curvatures (Hessian eigenvalues) to design for")
+        raise TypeError(
+            "curvature needs spectrum: the curvatures (Hessian eigenvalues) to design for"
+        )
     objective = Curvature(spectrum, learning_rate, probabilities, weights, final_weight)
     return _optimal("curvature", setting, objective, tolerance, buffers, progress)
 
@@ -338,7 +386,9 @@ def _searched(
     }
 
     def make(watched: Progress) -> Factorization:
-        return search(name, workload, judge, participation, options=options, progress=watched, **wanted)
+        return search(
+            name, workload, judge, participation, options=options, progress=watched, **wanted
+        )
 
     return remembered(question, make, name=name, options=options, progress=progress)
 
@@ -395,7 +445,9 @@ def _setting(
     else:
         check.instance("workload", workload, Workload)
         if steps is not None and check.whole_number("steps", steps) != workload.steps:
-            raise ValueError(f"steps = {steps}, but the workload has {workload.steps}; leave steps out")
+            raise ValueError(
+                f"steps = {steps}, but the workload has {workload.steps}; leave steps out"
+            )
     if participation is None:
         participation = from_epochs(workload.steps, epochs)
     else:

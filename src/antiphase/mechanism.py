@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from antiphase import _checks as check
-from antiphase import accounting, files
-from antiphase.amplification import AMPLIFIED, Account, account, adjacency_factor
+from antiphase import accounting
+from antiphase._util import checks as check
+from antiphase._util import files
+from antiphase._util.values import digest
+from antiphase.accounting.gaussian import checked_delta
 from antiphase.errors import FileFormatError
-from antiphase.factorization.base import MALFORMED, Factorization
-from antiphase.factorization.base import restore as restore_factorization
+from antiphase.factorizations.base import MALFORMED, Factorization
+from antiphase.factorizations.base import restore as restore_factorization
 from antiphase.noise import Key
+from antiphase.sampling import AMPLIFIED, Account, account, adjacency_factor
 from antiphase.statement import PrivacyStatement, state
-from antiphase.values import digest
 
 if TYPE_CHECKING:
     from antiphase.noise.stream import NoiseStream
@@ -57,7 +59,7 @@ class Mechanism:
             "clip_norm": check.positive_number("clip_norm", self.clip_norm),
         }
         if self.target_delta is not None:
-            clean["target_delta"] = accounting.checked_delta("delta", self.target_delta)
+            clean["target_delta"] = checked_delta("delta", self.target_delta)
         for name, value in clean.items():
             object.__setattr__(self, name, value)
         _ = self.account  # refuses what would promise too much
@@ -113,7 +115,9 @@ class Mechanism:
         try:
             each = list(runs)
         except TypeError:
-            raise TypeError(f"runs = {runs!r} must be a list of numbers of rows, not {type(runs).__name__}") from None
+            raise TypeError(
+                f"runs = {runs!r} must be a list of numbers of rows, not {type(runs).__name__}"
+            ) from None
         runs = [rows for rows in map(self._rows, each) if rows]
         if len(runs) < 2:
             return self.epsilon(delta, rows=sum(runs))
@@ -142,8 +146,10 @@ class Mechanism:
     def _delta(self, delta: float | None) -> float:
         delta = self.target_delta if delta is None else delta
         if delta is None:
-            raise ValueError("delta = None: δ is yours to choose, well below one over the number of records")
-        return accounting.checked_delta("delta", delta)
+            raise ValueError(
+                "delta = None: δ is yours to choose, well below one over the number of records"
+            )
+        return checked_delta("delta", delta)
 
     def _rows(self, rows: int | None) -> int:
         if rows is None:
@@ -174,9 +180,13 @@ class Mechanism:
         """The noise to add, row by row: see `antiphase.noise.stream.NoiseStream`."""
         from antiphase.noise.stream import NoiseStream  # compiled: see antiphase.noise
 
-        return NoiseStream(self, dimension, key=key, shapes=shapes, run=run, memory=memory, threads=threads)
+        return NoiseStream(
+            self, dimension, key=key, shapes=shapes, run=run, memory=memory, threads=threads
+        )
 
-    def resume(self, state: Any, *, key: Key, memory: str | int = "512MB", threads: int | None = None) -> NoiseStream:
+    def resume(
+        self, state: Any, *, key: Key, memory: str | int = "512MB", threads: int | None = None
+    ) -> NoiseStream:
         """The stream that goes on where ``state`` was taken; see `NoiseStream.restore`."""
         from antiphase.noise.stream import NoiseStream
 
@@ -249,10 +259,14 @@ def calibrate(
     if epsilon is not None:
         epsilon = check.positive_number("epsilon", epsilon)
         if delta is None:
-            raise ValueError("delta = None: δ is yours to choose, well below one over the number of records")
-        noise_multiplier = batches.noise_multiplier(epsilon, accounting.checked_delta("delta", delta))
+            raise ValueError(
+                "delta = None: δ is yours to choose, well below one over the number of records"
+            )
+        noise_multiplier = batches.noise_multiplier(epsilon, checked_delta("delta", delta))
     assert noise_multiplier is not None
-    return Mechanism(factorization, noise_multiplier, clip_norm, delta, adjacency, sampler, sampling_rate, unit)
+    return Mechanism(
+        factorization, noise_multiplier, clip_norm, delta, adjacency, sampler, sampling_rate, unit
+    )
 
 
 def load(path: str | os.PathLike[str], *, trusted: bool = False) -> Mechanism | Factorization:
@@ -286,8 +300,18 @@ def _load(path: str | os.PathLike[str]) -> Mechanism | Factorization:
     if content.get("what") == "factorization":
         return restore_factorization(content, path)
     if content.get("what") != "mechanism":
-        raise FileFormatError(f"{path}: holds a {content.get('what')!r}, neither a mechanism nor a factorization")
-    names = ("noise_multiplier", "clip_norm", "target_delta", "adjacency", "sampler", "sampling_rate", "unit")
+        raise FileFormatError(
+            f"{path}: holds a {content.get('what')!r}, neither a mechanism nor a factorization"
+        )
+    names = (
+        "noise_multiplier",
+        "clip_norm",
+        "target_delta",
+        "adjacency",
+        "sampler",
+        "sampling_rate",
+        "unit",
+    )
     try:
         factorization = restore_factorization(content["factorization"], path)
         return Mechanism(factorization, **{name: content[name] for name in names})

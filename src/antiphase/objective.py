@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from antiphase import _checks as check
-from antiphase._checks import Array
-from antiphase.values import Value
+from antiphase._util import checks as check
+from antiphase._util.checks import Array
+from antiphase._util.values import Value
 from antiphase.workload import Workload
 
 
@@ -143,7 +143,9 @@ class Restarts(Objective):
             for t in range(start, min(stop, start + width - 1)):
                 if abs(P[t].sum()) > 1e-12 * np.abs(P[t]).sum():
                     return None
-        for start, _, _ in reversed(blocks[1:]):  # the last iterate before a restart is the restart itself
+        for start, _, _ in reversed(
+            blocks[1:]
+        ):  # the last iterate before a restart is the restart itself
             for t in range(start, min(workload.steps, start + width - 1)):
                 P[t, t - start + 1] -= P[t, t - start + 1 :].sum()
         return Recurrence(P, N, np.concatenate([weights for _, _, weights in blocks]))
@@ -156,7 +158,11 @@ class Restarts(Objective):
         words = f"restarts every {self.tau} steps"
         if self.weight is not None:
             words += f", weight {self.weight:g}"
-        return words + ", final row" * self.include_final + ", anchored at the end" * (self.anchor == "end")
+        return (
+            words
+            + ", final row" * self.include_final
+            + ", anchored at the end" * (self.anchor == "end")
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -209,7 +215,9 @@ class Curvature(Objective):
     def __post_init__(self) -> None:
         spectrum = check.real_array("spectrum", self.spectrum, ndim=1)
         if not len(spectrum) or (spectrum < 0).any() or not spectrum.any():
-            raise ValueError(f"spectrum = {self.spectrum!r} needs curvatures of at least 0, and one above 0")
+            raise ValueError(
+                f"spectrum = {self.spectrum!r} needs curvatures of at least 0, and one above 0"
+            )
         rate = check.positive_number("learning_rate", self.learning_rate)
         if rate * spectrum.max() >= 2:
             raise ValueError(
@@ -219,7 +227,9 @@ class Curvature(Objective):
         p = np.full(len(spectrum), 1.0) if self.probabilities is None else self.probabilities
         p = check.per_step("probabilities", p, len(spectrum))
         if not (p * spectrum).any():
-            raise ValueError("probabilities are 0 wherever the spectrum is not: nothing is left to weigh")
+            raise ValueError(
+                "probabilities are 0 wherever the spectrum is not: nothing is left to weigh"
+            )
         for name, value in (("spectrum", spectrum), ("learning_rate", rate), ("probabilities", p)):
             object.__setattr__(self, name, value)
         _clean_weights(self)
@@ -260,7 +270,10 @@ class Curvature(Objective):
         return np.asarray(sliding_window_view(near, T)[::-1] - sliding_window_view(far, T))
 
     def describe(self) -> str:
-        return f"squared gradient over {len(self.spectrum)} curvatures up to {self.spectrum.max():g}" + _words(self)
+        return (
+            f"squared gradient over {len(self.spectrum)} curvatures up to {self.spectrum.max():g}"
+            + _words(self)
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -268,7 +281,9 @@ class Maximum(Objective):
     """The noisiest iterate alone: ``sens(C)²·max_t ‖b_t‖²``, of which the square root is the maximum error."""
 
     def recurrence(self, workload: Workload) -> Recurrence | None:
-        return None if workload.bands is None else Recurrence(*workload.bands, np.ones(workload.steps))
+        return (
+            None if workload.bands is None else Recurrence(*workload.bands, np.ones(workload.steps))
+        )
 
     def root(self, workload: Workload) -> Array:
         return workload.dense()
@@ -303,7 +318,9 @@ def _clean_weights(objective: Any) -> None:
 def _row_weights(objective: Any, steps: int) -> Array:
     weights: Array = np.ones(steps) if objective.weights is None else objective.weights.copy()
     if len(weights) != steps:
-        raise ValueError(f"weights has {len(weights)} entries for {steps} steps; give one for each step")
+        raise ValueError(
+            f"weights has {len(weights)} entries for {steps} steps; give one for each step"
+        )
     weights[-1] *= objective.final_weight
     return weights
 
@@ -320,4 +337,8 @@ def _weigh(objective: Any, iterates: Array) -> Array:
 
 def _words(objective: Any) -> str:
     words = "" if objective.weights is None else ", weighted"
-    return words if math.isclose(objective.final_weight, 1.0) else f"{words}, the last × {objective.final_weight:g}"
+    return (
+        words
+        if math.isclose(objective.final_weight, 1.0)
+        else f"{words}, the last × {objective.final_weight:g}"
+    )

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antiphase import _checks as check
-from antiphase.values import Value
+from antiphase._util import checks as check
+from antiphase._util.values import Value
 
 Indices = NDArray[np.intp]
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from antiphase import _checks as check
-from antiphase import files
-from antiphase._checks import Array
+from antiphase._util import checks as check
+from antiphase._util import files
+from antiphase._util.checks import Array
 from antiphase.loading_cost import sensitivity_cost
 from antiphase.participation import Epochs, Indices, MinSeparation, Once, Participation
 
@@ -68,7 +68,9 @@ class DenseColumns:
     def gram(self, indices: Indices) -> Array:
         # PRIVACY: CᵀC, not CCᵀ: a record is a column of the encoder.   [G1]
         columns = self._encoder[:, indices]
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is refused as a sensitivity
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # what comes of it is refused as a sensitivity
             return columns.T @ columns
 
 
@@ -90,7 +92,9 @@ def sensitivity(encoder: Any, participation: Participation) -> float:
     squared = _squared(columns, participation)
     # PRIVACY: squares that overflowed, underflowed or met as inf − inf are no sensitivity.   [G1]
     if not 1e-200 < squared < 1e200:
-        raise ValueError(f"the squared sensitivity of this encoder is {squared:g}: its entries are out of range")
+        raise ValueError(
+            f"the squared sensitivity of this encoder is {squared:g}: its entries are out of range"
+        )
     return math.sqrt(squared)
 
 
@@ -104,7 +108,11 @@ def _squared(columns: Columns, participation: Participation) -> float:
             patterns = patterns[:1]
         elif columns.reach <= participation.every:
             # PRIVACY: columns of one pattern share no row, so that their squares add up; all of them.   [G1]
-            return float(np.bincount(np.arange(columns.steps) % participation.every, columns.squared_norms()).max())
+            return float(
+                np.bincount(
+                    np.arange(columns.steps) % participation.every, columns.squared_norms()
+                ).max()
+            )
         # PRIVACY: |X_ii'|: the signs of cross terms are the adversary's to choose.   [G1]
         return float(np.max([np.abs(columns.gram(pattern)).sum() for pattern in patterns]))
     if isinstance(participation, MinSeparation):
@@ -112,7 +120,9 @@ def _squared(columns: Columns, participation: Participation) -> float:
             pattern = np.arange(0, columns.steps, participation.apart)[: participation.count]
             return float(columns.gram(pattern).sum())
         return _min_separation_bound(columns, participation)
-    raise TypeError(f"participation = {participation!r}: no sensitivity is known for a {type(participation).__name__}")
+    raise TypeError(
+        f"participation = {participation!r}: no sensitivity is known for a {type(participation).__name__}"
+    )
 
 
 def is_exact(encoder: Any, participation: Participation, tolerance: float = 1e-9) -> bool:
@@ -129,9 +139,15 @@ def is_exact(encoder: Any, participation: Participation, tolerance: float = 1e-9
         if columns.reach <= participation.every:
             return True
         patterns = participation.classes(columns.steps)
-        attained = math.sqrt(max(float(np.max([columns.gram(pattern).sum() for pattern in patterns])), 0.0))
+        attained = math.sqrt(
+            max(float(np.max([columns.gram(pattern).sum() for pattern in patterns])), 0.0)
+        )
         return attained >= (1 - tolerance) * sensitivity(columns, participation)
-    if isinstance(participation, MinSeparation) and participation.count > 1 and columns.reach > participation.apart:
+    if (
+        isinstance(participation, MinSeparation)
+        and participation.count > 1
+        and columns.reach > participation.apart
+    ):
         gram = columns.gram(np.arange(columns.steps))
         return not np.triu(gram, participation.apart).any()
     return True
@@ -158,7 +174,9 @@ def _min_separation_bound(columns: Columns, participation: MinSeparation) -> flo
     where columns ``apart`` or more steps apart are orthogonal.
     """
     apart = participation.apart
-    count = min(participation.count, -(-columns.steps // apart))  # no more fit between the first step and the last
+    count = min(
+        participation.count, -(-columns.steps // apart)
+    )  # no more fit between the first step and the last
     norms = columns.squared_norms()
     if count == 1:
         return float(norms.max())
@@ -186,7 +204,9 @@ def _best_sums(weights: Array, count: int, apart: int) -> Array:
     apart."""
     steps = len(weights)
     out = np.zeros((count + 1, steps))
-    for first in range(apart, steps, ROWS):  # rows are independent; a few at a time fit in the cache
+    for first in range(
+        apart, steps, ROWS
+    ):  # rows are independent; a few at a time fit in the cache
         rows = np.arange(first, min(first + ROWS, steps))
         part = np.ascontiguousarray(weights[rows[0] : rows[-1] + 1, : rows[-1] + 1 - apart])
         best = np.zeros_like(part)

@@ -72,7 +72,9 @@ class PrivacyStatement:
     versions: dict[str, str]
     caveats: tuple[str, ...] = CAVEATS
     not_private: tuple[str, ...] = NOT_PRIVATE
-    covered_tensors: int | None = None  # parameters that are trained privately; None where no model is known
+    covered_tensors: int | None = (
+        None  # parameters that are trained privately; None where no model is known
+    )
     covered_numbers: int | None = None
     frozen_parameters: tuple[str, ...] = ()  # parameters of the model that training does not change
 
@@ -108,7 +110,9 @@ class PrivacyStatement:
             f"Noise: {self.noise_source}.",
             " ".join(self.caveats),
             "Not private: " + "; ".join(self.not_private) + ".",
-            f"Mechanism {self.digest[:16]}…, " + ", ".join(f"{k} {v}" for k, v in self.versions.items()) + ".",
+            f"Mechanism {self.digest[:16]}…, "
+            + ", ".join(f"{k} {v}" for k, v in self.versions.items())
+            + ".",
         ]
         return "\n".join(textwrap.fill(paragraph, 100) for paragraph in paragraphs)
 
@@ -155,7 +159,9 @@ def state(mechanism: Any, delta: float, released: int, insecure: bool) -> Privac
         mu=mechanism.mu(),
         rho=mechanism.rho(),
         released_rows=released,
-        released_sensitivity=mechanism.sensitivity if mechanism.amplified else f.sensitivity_of(released),
+        released_sensitivity=mechanism.sensitivity
+        if mechanism.amplified
+        else f.sensitivity_of(released),
         released_epsilon=mechanism.epsilon(delta, rows=released),
         # PRIVACY: a key that anyone can guess protects nobody, and the statement must say so.   [G10]
         noise_source="INSECURE, from a seed that can be guessed; for tests and studies only, protects nobody"

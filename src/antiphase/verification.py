@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import scipy
 
-from antiphase import _checks as check
-from antiphase._checks import Array
+from antiphase._util import checks as check
+from antiphase._util.checks import Array
 from antiphase.errors import FileFormatError
-from antiphase.factorization.base import Factorization, refuse_if_too_large
-from antiphase.factorization.optimal import best_bound
+from antiphase.factorizations.base import Factorization, refuse_if_too_large
 from antiphase.mechanism import Mechanism
 from antiphase.noise import Key
 from antiphase.participation import Epochs, Once
+from antiphase.solvers.dispatch import best_bound
 
 LARGEST = 8192  # steps up to which the T × T encoder is looked at
 NUMBERS = 2048  # in each row of the noise that is looked at
@@ -55,11 +55,15 @@ def verify(
     Of more than 8,192 steps, encoder and noise are not looked at. What was checked is what is listed: never nothing.
     """
     if not isinstance(made, Mechanism | Factorization):
-        raise TypeError(f"made = {made!r} must be a Mechanism or a Factorization, not {type(made).__name__}")
+        raise TypeError(
+            f"made = {made!r} must be a Mechanism or a Factorization, not {type(made).__name__}"
+        )
     if claims is not None:
         check.instance("claims", claims, Mapping)
     if claims is not None and not isinstance(made, Mechanism):
-        raise ValueError("a design that is not calibrated promises nothing; there is no statement to match")
+        raise ValueError(
+            "a design that is not calibrated promises nothing; there is no statement to match"
+        )
     f = made.factorization if isinstance(made, Mechanism) else made
     checks: list[Check] = []
     if f.steps <= LARGEST:
@@ -86,7 +90,11 @@ def read_statement(path: str | os.PathLike[str]) -> dict[str, Any]:
         claims = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: not a statement in JSON ({error})") from error
-    if not isinstance(claims, dict) or "digest" not in claims or not isinstance(claims.get("delta"), int | float):
+    if (
+        not isinstance(claims, dict)
+        or "digest" not in claims
+        or not isinstance(claims.get("delta"), int | float)
+    ):
         raise FileFormatError(f"{path}: not a statement: digest and delta are missing")
     return claims
 
@@ -98,7 +106,12 @@ def _triangular(C: Array) -> Check:
     ahead = float(np.abs(np.triu(C, 1)).max(initial=0.0))
     least = float(np.diagonal(C).min())
     holds = ahead == 0 and least > 0 and bool(np.isfinite(C).all())
-    return Check("no noise of steps to come", "lower triangular", f"above: {ahead:g}, diagonal ≥ {least:.3g}", holds)
+    return Check(
+        "no noise of steps to come",
+        "lower triangular",
+        f"above: {ahead:g}, diagonal ≥ {least:.3g}",
+        holds,
+    )
 
 
 def _sensitivity(f: Factorization, C: Array) -> Check:
@@ -112,14 +125,20 @@ def _sensitivity(f: Factorization, C: Array) -> Check:
         how = "one participation; more are bounded"
     # PRIVACY: a claim below what some record can do is wrong; so little above is rounding.   [G1]
     exact = isinstance(f.participation, Once | Epochs) and f.sensitivity_is_exact
-    holds = worst <= f.sensitivity * (1 + 1e-9) and (not exact or worst >= f.sensitivity * (1 - 1e-6))
-    return Check("sensitivity of the encoder", f"{f.sensitivity:.9g}", f"{worst:.9g} ({how})", holds)
+    holds = worst <= f.sensitivity * (1 + 1e-9) and (
+        not exact or worst >= f.sensitivity * (1 - 1e-6)
+    )
+    return Check(
+        "sensitivity of the encoder", f"{f.sensitivity:.9g}", f"{worst:.9g} ({how})", holds
+    )
 
 
 def _error(f: Factorization, C: Array) -> Check:
     rows = scipy.linalg.solve_triangular(C, f.objective.root(f.workload).T, lower=True, trans="T")
     error = f.sensitivity**2 * f.objective.total(np.square(rows).sum(axis=0))
-    return Check("error", f"{f.error:.8g}", f"{error:.8g}", math.isclose(error, f.error, rel_tol=1e-6))
+    return Check(
+        "error", f"{f.error:.8g}", f"{error:.8g}", math.isclose(error, f.error, rel_tol=1e-6)
+    )
 
 
 def _noise(m: Mechanism, C: Array) -> Check:
@@ -134,7 +153,10 @@ def _noise(m: Mechanism, C: Array) -> Check:
     worst = max(abs(total), float(np.abs(each).max()), float(np.abs(pairs).max(initial=0.0)))
     found = f"{math.sqrt(float(np.square(Z).mean())):.5f} of it, at most {worst:.1f} deviations off"
     return Check(
-        "noise that is made", f"standard deviation {m.noise_scale:.6g}, then correlated", found, worst < UNUSUAL
+        "noise that is made",
+        f"standard deviation {m.noise_scale:.6g}, then correlated",
+        found,
+        worst < UNUSUAL,
     )
 
 
@@ -145,18 +167,30 @@ def _groups(m: Mechanism, C: Array) -> list[Check]:
     groups, (rows, columns) = m.factorization.bands, np.nonzero(C)
     # PRIVACY: by the matrix itself; steps of one group are ``groups`` apart.   [G9]
     diagonals = int((rows - columns).max()) + 1
-    return [Check("groups, at least as many as diagonals", f"{groups}", f"{diagonals} diagonals", diagonals <= groups)]
+    return [
+        Check(
+            "groups, at least as many as diagonals",
+            f"{groups}",
+            f"{diagonals} diagonals",
+            diagonals <= groups,
+        )
+    ]
 
 
 def _bound(f: Factorization, full: bool) -> Check:
     assert f.bound is not None
     if not full:
         return Check(
-            "error is not below the bound", f"≥ {f.bound:.8g}", f"{f.error:.8g}", f.error >= f.bound * (1 - 1e-9)
+            "error is not below the bound",
+            f"≥ {f.bound:.8g}",
+            f"{f.error:.8g}",
+            f.error >= f.bound * (1 - 1e-9),
         )
     again = best_bound(f.workload, f.objective, f.participation)
     # A bound may be lower than need be, not higher than one found now: but for where that search stops.
-    holds = f.bound <= again * (1 + (1e-5 if f.steps <= DENSE else 2e-4)) and f.error >= f.bound * (1 - 1e-9)
+    holds = f.bound <= again * (1 + (1e-5 if f.steps <= DENSE else 2e-4)) and f.error >= f.bound * (
+        1 - 1e-9
+    )
     return Check("bound, solved again", f"≥ {f.bound:.8g}", f"{again:.8g}", holds)
 
 
@@ -173,12 +207,20 @@ def _epsilon(m: Mechanism, delta: float | None) -> list[Check]:
     claimed = m.epsilon(delta)
     words = f"ε = {claimed:.8g} at δ = {delta:g}"
     if not m.amplified:
-        found = float(dp_accounting.get_epsilon_gaussian(m.noise_multiplier / m.adjacency_factor, delta))
+        found = float(
+            dp_accounting.get_epsilon_gaussian(m.noise_multiplier / m.adjacency_factor, delta)
+        )
         holds = found <= claimed * (1 + 1e-6) + 1e-9 and claimed <= found * (1 + 1e-3) + 1e-6
         return [Check("ε, by another accountant", words, f"ε = {found:.8g}", holds)]
-    if m.sampling_rate is None:  # balls in bins: there is no other accountant, but a bound from above
+    if (
+        m.sampling_rate is None
+    ):  # balls in bins: there is no other accountant, but a bound from above
         above = float(dp_accounting.get_epsilon_gaussian(m.noise_multiplier, delta))
-        return [Check("ε, without amplification", words, f"ε ≤ {above:.8g}", claimed <= above * (1 + 1e-9))]
+        return [
+            Check(
+                "ε, without amplification", words, f"ε ≤ {above:.8g}", claimed <= above * (1 + 1e-9)
+            )
+        ]
     # PRIVACY: as many groups as the sampler draws from, whatever the account says.   [G9]
     groups = m.factorization.bands if m.sampler == "cyclic-poisson" else 1
     rounds = -(-m.steps // groups)
@@ -192,7 +234,9 @@ def _epsilon(m: Mechanism, delta: float | None) -> list[Check]:
         m.noise_multiplier,
         sampling_prob=m.sampling_rate * groups,
         pessimistic_estimate=False,
-        value_discretization_interval=min(1e-4, max(0.02 * claimed / rounds, 1e-6)),  # some of it is lost every round
+        value_discretization_interval=min(
+            1e-4, max(0.02 * claimed / rounds, 1e-6)
+        ),  # some of it is lost every round
         use_connect_dots=False,
     )
     below = float(losses.self_compose(rounds).get_epsilon_for_delta(delta))
@@ -209,9 +253,17 @@ def _statement(m: Mechanism, claims: Mapping[str, Any]) -> list[Check]:
     except (TypeError, ValueError) as error:
         return [Check("statement", "matches the mechanism", str(error), False)]
     again = json.loads(json.dumps(again))  # tuples as JSON has them
-    ours = {k: v for k, v in again.items() if k not in ("versions", "noise_source", "caveats", "not_private")}
+    ours = {
+        k: v
+        for k, v in again.items()
+        if k not in ("versions", "noise_source", "caveats", "not_private")
+    }
     wrong = [k for k, v in ours.items() if k not in claims or not _agree(v, claims[k])]
-    found = "all agree" if not wrong else "; ".join(f"{k} = {claims.get(k)!r}, not {ours[k]!r}" for k in wrong[:3])
+    found = (
+        "all agree"
+        if not wrong
+        else "; ".join(f"{k} = {claims.get(k)!r}, not {ours[k]!r}" for k in wrong[:3])
+    )
     return [Check(f"statement, {len(ours)} claims", "agree with the mechanism", found, not wrong)]
 
 

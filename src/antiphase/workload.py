@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import scipy
 
-from antiphase import _checks as check
-from antiphase._checks import Array
-from antiphase.values import Value
+from antiphase._util import checks as check
+from antiphase._util.checks import Array
+from antiphase._util.values import Value
 
 MOST_STEPS = 10_000_000  # for which a few numbers a step still fit anywhere
 
@@ -80,7 +80,9 @@ class Workload(Value):
         """
         steps = _checked_steps(steps)
         rates = check.per_step("learning_rates", learning_rates, steps)
-        return cls(steps, rates, momentum, dampening, nesterov, weight_decay, delay)  # checked in __post_init__
+        return cls(
+            steps, rates, momentum, dampening, nesterov, weight_decay, delay
+        )  # checked in __post_init__
 
     @classmethod
     def from_matrix(cls, matrix: Any) -> Workload:
@@ -112,12 +114,16 @@ class Workload(Value):
         ``u = A(g − hZu)`` with ``Z`` the shift, since each gradient is taken one iterate earlier: for plain SGD an
         error shrinks by ``1 − h·learning_rate`` a step. Averages are taken of the iterates so damped.
         """
-        return replace(self, curvature=self.curvature + check.real_number("curvature", curvature, least=0.0))
+        return replace(
+            self, curvature=self.curvature + check.real_number("curvature", curvature, least=0.0)
+        )
 
     def __post_init__(self) -> None:
         steps = _checked_steps(self.steps)
         if (self.matrix is None) == (self.learning_rates is None):
-            raise TypeError("a Workload has either learning_rates or a matrix; use Workload.sgd or .from_matrix")
+            raise TypeError(
+                "a Workload has either learning_rates or a matrix; use Workload.sgd or .from_matrix"
+            )
         clean: dict[str, Any] = {
             "momentum": check.real_number("momentum", self.momentum, least=0.0, below=1.0),
             "dampening": check.real_number("dampening", self.dampening, least=0.0, below=1.0),
@@ -148,7 +154,9 @@ class Workload(Value):
     def _check_optimizer(self) -> None:
         assert self.learning_rates is not None
         if self.delay >= self.steps:
-            raise ValueError(f"delay = {self.delay} leaves nothing of {self.steps} steps; it must be below steps")
+            raise ValueError(
+                f"delay = {self.delay} leaves nothing of {self.steps} steps; it must be below steps"
+            )
         if not self.learning_rates.any():
             raise ValueError("learning_rates are all 0: no step moves the model")
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
@@ -174,9 +182,13 @@ class Workload(Value):
             0,
             0,
         ):
-            raise TypeError("a matrix workload takes no momentum, dampening, nesterov, weight_decay or delay")
+            raise TypeError(
+                "a matrix workload takes no momentum, dampening, nesterov, weight_decay or delay"
+            )
         if self.matrix.shape != (self.steps, self.steps):
-            raise ValueError(f"matrix has shape {self.matrix.shape}; a workload is square, one row and column a step")
+            raise ValueError(
+                f"matrix has shape {self.matrix.shape}; a workload is square, one row and column a step"
+            )
         above = np.argwhere(np.triu(self.matrix, 1))
         if above.size:
             i, j = (int(k) for k in above[0])
@@ -200,7 +212,9 @@ class Workload(Value):
     @property
     def is_plain_sgd(self) -> bool:
         """Prefix sums up to learning rates and a delay: ``A = S·diag(rates)``, shifted by the delay."""
-        return self.matrix is None and not (self.momentum or self.weight_decay or self.curvature or self.averages)
+        return self.matrix is None and not (
+            self.momentum or self.weight_decay or self.curvature or self.averages
+        )
 
     @property
     def averages(self) -> bool:
@@ -209,9 +223,17 @@ class Workload(Value):
     @property
     def is_plain(self) -> bool:
         """SGD at one learning rate above 0, with weight decay at most."""
-        if self.learning_rates is None or self.momentum or self.delay or self.curvature or self.averages:
+        if (
+            self.learning_rates is None
+            or self.momentum
+            or self.delay
+            or self.curvature
+            or self.averages
+        ):
             return False
-        return bool(self.learning_rates[0] > 0 and (self.learning_rates == self.learning_rates[0]).all())
+        return bool(
+            self.learning_rates[0] > 0 and (self.learning_rates == self.learning_rates[0]).all()
+        )
 
     @cached_property
     def idle(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -344,7 +366,9 @@ class Workload(Value):
     def _rows(self, name: str, value: Any) -> Array:
         array = np.array(value, dtype=np.float64)
         if array.ndim not in (1, 2) or len(array) != self.steps:
-            raise ValueError(f"{name} has shape {array.shape}; {self.steps} rows are needed, one for each step")
+            raise ValueError(
+                f"{name} has shape {array.shape}; {self.steps} rows are needed, one for each step"
+            )
         return array
 
 
@@ -354,7 +378,9 @@ class Workload(Value):
 def _checked_steps(steps: Any) -> int:
     count = check.whole_number("steps", steps)
     if count > MOST_STEPS:
-        raise ValueError(f"steps = {count} is more than any training has; at most {MOST_STEPS:,} are planned for")
+        raise ValueError(
+            f"steps = {count} is more than any training has; at most {MOST_STEPS:,} are planned for"
+        )
     return count
 
 
@@ -414,6 +440,8 @@ def _solve_bands(bands: Array, rows: Array) -> Array:
     # No pivoting, so what is triangular stays triangular.
     solution, info = scipy.linalg.lapack.dtbtrs(stored, columns, uplo="L")
     if info:
-        raise np.linalg.LinAlgError(f"row {info - 1} of a banded triangular matrix has a 0 on the diagonal")
+        raise np.linalg.LinAlgError(
+            f"row {info - 1} of a banded triangular matrix has a 0 on the diagonal"
+        )
     out: Array = np.ascontiguousarray(solution).reshape(rows.shape)
     return out

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.factorization.dense import dense_optimum
 from antiphase.objective import Average, Restarts
+from antiphase.solvers.dense import dense_optimum
 from tests import reference
 from tests.test_design import BAD
 from tests.test_sensitivity import shortfall
@@ -42,10 +42,14 @@ def check_optima(shown, claim, made):
 def test_prefix_sums(shown):
     optima = reference.PREFIX_OPTIMUM.items()
     check_optima(
-        shown, "prefix sums, one participation", ((ap.design("dp-mf", steps=t, buffers="exact"), v) for t, v in optima)
+        shown,
+        "prefix sums, one participation",
+        ((ap.design("dp-mf", steps=t, buffers="exact"), v) for t, v in optima),
     )
     for steps, encoder in reference.PREFIX_ENCODER.items():
-        np.testing.assert_allclose(ap.design("dp-mf", steps=steps, buffers="exact").encoder(), encoder, atol=1e-4)
+        np.testing.assert_allclose(
+            ap.design("dp-mf", steps=steps, buffers="exact").encoder(), encoder, atol=1e-4
+        )
     fixed = [
         (ap.design(name, steps=t).error, values[i])
         for t, values in reference.PGD_AND_ANTI.items()
@@ -57,10 +61,12 @@ def test_prefix_sums(shown):
 
 def test_restarts(shown):
     plain = [
-        (ap.design("dp-mf+", steps=t, tau=tau, buffers="exact"), v) for (t, tau), (v, _) in reference.RESTARTS.items()
+        (ap.design("dp-mf+", steps=t, tau=tau, buffers="exact"), v)
+        for (t, tau), (v, _) in reference.RESTARTS.items()
     ]
     plain += [
-        (ap.design("dp-mf+", steps=tau, tau=tau, buffers="exact"), v) for tau, v in reference.RESTART_BLOCK.items()
+        (ap.design("dp-mf+", steps=tau, tau=tau, buffers="exact"), v)
+        for tau, v in reference.RESTART_BLOCK.items()
     ]
     check_optima(shown, "Λ_τ, every τ, dividing T or not", plain)
     extra = [
@@ -70,7 +76,12 @@ def test_restarts(shown):
     ]
     check_optima(shown, "Λ_τ with the convex theorem's row", extra)
     dense = [
-        (dense_optimum("x", ap.Workload.sgd(t), Restarts(tau), ap.once(), options={}, tolerance=1e-9), v)
+        (
+            dense_optimum(
+                "x", ap.Workload.sgd(t), Restarts(tau), ap.once(), options={}, tolerance=1e-9
+            ),
+            v,
+        )
         for (t, tau), (v, _) in reference.RESTARTS.items()
     ]
     check_optima(shown, "Λ_τ by the dense path", dense)
@@ -93,7 +104,12 @@ def test_several_epochs(shown):
         for (t, k, b), v in reference.EPOCHS.items()
     ]
     made += [
-        (ap.design("dp-mf+", steps=t, tau=tau, participation=ap.epochs(k, every=b), buffers="exact"), v)
+        (
+            ap.design(
+                "dp-mf+", steps=t, tau=tau, participation=ap.epochs(k, every=b), buffers="exact"
+            ),
+            v,
+        )
         for (t, k, b, tau), v in reference.EPOCHS_RESTARTS.items()
     ]
     check_optima(shown, "(k, b), prefix sums and Λ_τ", made)
@@ -123,7 +139,9 @@ def test_other_workloads(shown):
     value, ratio = reference.OTHER_WORKLOADS["damped"]
     f = ap.design("damped", steps=256, rho=0.9, buffers="exact")
     made.append((f, value))
-    ratios.append((np.square(f.objective.root(f.workload) @ prefix.noising()).sum() / f.error, ratio))
+    ratios.append(
+        (np.square(f.objective.root(f.workload) @ prefix.noising()).sum() / f.error, ratio)
+    )
     check_optima(shown, "momentum, schedules, damping at T = 256", made)
     shown("cost of not matching the workload (5 ratios)", f"{worst(ratios):.1e}", "agree to 1e-4")
     assert worst(ratios) <= 1e-4
@@ -151,13 +169,21 @@ def test_square_root_toeplitz(shown):
     assert worst(pairs) <= ACCURACY
 
 
-@pytest.mark.parametrize(("steps", "epochs"), [(512, 16), pytest.param(1024, 1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("steps", "epochs"), [(512, 16), pytest.param(1024, 1, marks=pytest.mark.long)]
+)
 def test_dense_designs_in_a_minute(shown, steps, epochs):
     began = time.perf_counter()
     participation = ap.epochs(epochs, every=steps // epochs)
-    f = dense_optimum("dp-mf", ap.Workload.sgd(steps), Average(), participation, options={}, tolerance=1e-9)
+    f = dense_optimum(
+        "dp-mf", ap.Workload.sgd(steps), Average(), participation, options={}, tolerance=1e-9
+    )
     took, gap = time.perf_counter() - began, f.gap
-    shown(f"dense, T = {steps}, {epochs} epoch(s)", f"{took:.1f} s, gap {gap:.1e}", "< 60 s, gap ≤ 1e-6")
+    shown(
+        f"dense, T = {steps}, {epochs} epoch(s)",
+        f"{took:.1f} s, gap {gap:.1e}",
+        "< 60 s, gap ≤ 1e-6",
+    )
     assert took < 60
     assert gap <= 1e-6
 
@@ -178,7 +204,9 @@ def test_dp_mf_plus_by_blocks(shown):
     block = reference.RESTART_BLOCK[50]
     assert full.error == pytest.approx(100 * block, rel=ACCURACY)
     short, _ = timed("DP-MF⁺, T = 5003, τ = 50", "works", steps=5003, tau=50)
-    assert short.error == pytest.approx(100 * block + reference.PREFIX_OPTIMUM[3] / 50, rel=ACCURACY)
+    assert short.error == pytest.approx(
+        100 * block + reference.PREFIX_OPTIMUM[3] / 50, rel=ACCURACY
+    )
     beyond, _ = timed("DP-MF⁺, T = 12, τ = 13", "works", steps=12, tau=13)
     assert beyond.error == pytest.approx(reference.RESTARTS[12, 13][0], rel=ACCURACY)
 
@@ -192,7 +220,9 @@ def test_steps_that_move_nothing(shown, name, kind):
         "schedule to zero": ap.Workload.sgd(steps, learning_rates=rates),
         "delay of 3": ap.Workload.sgd(steps, delay=3),
     }[kind]
-    f = ap.design(name, workload=workload, buffers="exact", **({"tau": 20} if name == "dp-mf+" else {}))
+    f = ap.design(
+        name, workload=workload, buffers="exact", **({"tau": 20} if name == "dp-mf+" else {})
+    )
     idle = np.flatnonzero(workload.idle)
     C = f.encoder()
     shown(f"{name}, {kind}", f"gap {f.gap:.1e}, idle steps {idle.tolist()} independent", "works")
@@ -205,8 +235,14 @@ def test_steps_that_move_nothing(shown, name, kind):
 
 def test_sensitivity_of_2000_random_encoders(shown):
     below, wrong, claims = shortfall(2000, seed=0)
-    shown("2,000 random signed encoders", f"worst shortfall {below:.1e}", "≤ 1e-12 below brute force")
-    shown(f"exact where claimed ({claims} of 2,000)", f"worst difference {wrong:.1e}", "equal, to 1e-12")
+    shown(
+        "2,000 random signed encoders", f"worst shortfall {below:.1e}", "≤ 1e-12 below brute force"
+    )
+    shown(
+        f"exact where claimed ({claims} of 2,000)",
+        f"worst difference {wrong:.1e}",
+        "equal, to 1e-12",
+    )
     assert below <= 1e-12
     assert wrong <= 1e-12
     assert claims > 500
@@ -214,7 +250,11 @@ def test_sensitivity_of_2000_random_encoders(shown):
     C = f.encoder()
     transposed = np.linalg.cholesky(C.T @ C)
     seen = ap.sensitivity(transposed, ap.once())
-    shown("the transposed factor of X", f"sensitivity {seen:.3f} instead of {f.sensitivity:.3f}", "noticed")
+    shown(
+        "the transposed factor of X",
+        f"sensitivity {seen:.3f} instead of {f.sensitivity:.3f}",
+        "noticed",
+    )
     assert seen > 1.1
 
 
@@ -223,9 +263,30 @@ def test_bad_input(shown):
     for call, words in BAD:
         with pytest.raises((ValueError, TypeError), match=words):
             call()
-    files = ["test_design.py", "test_workload.py", "test_objective.py", "test_participation.py", "test_sensitivity.py"]
+    files = [
+        "test_design.py",
+        "test_workload.py",
+        "test_objective.py",
+        "test_participation.py",
+        "test_sensitivity.py",
+    ]
     tests = [str(Path(__file__).parents[1] / name) for name in files]
-    command = [sys.executable, "-O", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "bad_input", *tests]
+    command = [
+        sys.executable,
+        "-O",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "bad_input",
+        *tests,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    shown("bad input, also under python -O", done.stdout.strip().splitlines()[-1], "named ValueError or TypeError")
+    shown(
+        "bad input, also under python -O",
+        done.stdout.strip().splitlines()[-1],
+        "named ValueError or TypeError",
+    )
     assert done.returncode == 0, done.stdout

@@ -15,19 +15,27 @@ import antiphase as ap
 from antiphase import accounting as ac
 from antiphase.noise import stream as module
 from tests import reference
+from tests.accounting.test_gaussian import draws, exact_delta
 from tests.noise import test_stream as streams
-from tests.statistics import whitening
-from tests.test_accounting import draws, exact_delta
+from tests.statistical import whitening
 
 pytestmark = pytest.mark.slow  # `make check` has the unit tests of the same claims
-LONGEST = {"curvature": 1500, "dp-mf, averages": 1000}  # steps: searches whose time grows with their cube
+LONGEST = {
+    "curvature": 1500,
+    "dp-mf, averages": 1000,
+}  # steps: searches whose time grows with their cube
 
 
 def test_noise_multipliers(shown):
-    pairs = [(ac.gaussian_noise_multiplier(*setting), value) for setting, value in reference.NOISE_MULTIPLIERS.items()]
+    pairs = [
+        (ac.gaussian_noise_multiplier(*setting), value)
+        for setting, value in reference.NOISE_MULTIPLIERS.items()
+    ]
     pairs += [(ac.gaussian_epsilon(s, 1e-6), value) for s, value in reference.EPSILONS.items()]
     worst = max(abs(a / b - 1) for a, b in pairs)
-    shown(f"noise multipliers and ε of the reference ({len(pairs)} values)", f"{worst:.1e}", "≤ 1e-8")
+    shown(
+        f"noise multipliers and ε of the reference ({len(pairs)} values)", f"{worst:.1e}", "≤ 1e-8"
+    )
     assert worst <= 1e-8
     shown(
         "the paper's Stack Overflow ε",
@@ -48,7 +56,9 @@ def test_calibration_is_safe_and_agrees(shown):
         s = ac.gaussian_noise_multiplier(epsilon, delta)
         exact.append(abs(float(exact_delta(s, epsilon)) / ac.gaussian_delta(s, epsilon) - 1))
     rng = np.random.default_rng(5)
-    for s, delta in zip(10 ** rng.uniform(-1, 1.5, 1000), 10 ** rng.uniform(-15, -2, 1000), strict=True):
+    for s, delta in zip(
+        10 ** rng.uniform(-1, 1.5, 1000), 10 ** rng.uniform(-15, -2, 1000), strict=True
+    ):
         ours.append(ac.gaussian_epsilon(s, delta))
         theirs.append(get_epsilon_gaussian(s, delta))
     difference = max(abs(a - b) / max(b, 1e-3) for a, b in zip(ours, theirs, strict=True))
@@ -79,17 +89,29 @@ def test_whitening(shown, name, monkeypatch):
         wrong["independent noise"] = np.random.default_rng(0).normal(size=rows.shape) * rows.std()
     red = {kind: whitening.worst(bad, C, scale)[0] for kind, bad in wrong.items()}
     listed = ", ".join(f"{kind} {z:.0f}" for kind, z in red.items())
-    shown(f"whitening, {name}", f"|z| ≤ {right:.2f}; planted: {listed}", "< 6.5, and > 6.5 for each planted")
+    shown(
+        f"whitening, {name}",
+        f"|z| ≤ {right:.2f}; planted: {listed}",
+        "< 6.5, and > 6.5 for each planted",
+    )
     assert right < whitening.LIMIT
     assert min(red.values()) > whitening.LIMIT
 
 
 @pytest.mark.long
 def test_float32_at_10000_steps(shown):
-    with ProcessPoolExecutor(1, get_context("spawn")) as own:  # whose memory, gigabytes for dense ones, goes with it
+    with ProcessPoolExecutor(
+        1, get_context("spawn")
+    ) as own:  # whose memory, gigabytes for dense ones, goes with it
         steps = [LONGEST.get(name, 10_000) for name in streams.FAMILIES]
-        found = dict(zip(streams.FAMILIES, own.map(streams.drift, streams.FAMILIES, steps), strict=True))
-    shown("float32 at T = 10,000, worst family", f"{max(found.values()):.1e} standard deviations", "≤ 1e-5")
+        found = dict(
+            zip(streams.FAMILIES, own.map(streams.drift, streams.FAMILIES, steps), strict=True)
+        )
+    shown(
+        "float32 at T = 10,000, worst family",
+        f"{max(found.values()):.1e} standard deviations",
+        "≤ 1e-5",
+    )
     for name, worst in found.items():
         steps = f" at T = {LONGEST[name]:,}" if name in LONGEST else ""
         shown(f"  {name}{steps}", f"{worst:.1e}", "≤ 1e-5")
@@ -101,7 +123,9 @@ def test_256_streams(shown):
     m = ap.calibrate(ap.design("dp-sgd", steps=8), noise_multiplier=1.0)
     for seed in range(4):
         for run in range(4):
-            noise = m.noise(shapes={"a": (d,), "b": (d,)}, key=ap.Key.insecure(100 + seed), run=f"{run:032x}")
+            noise = m.noise(
+                shapes={"a": (d,), "b": (d,)}, key=ap.Key.insecure(100 + seed), run=f"{run:032x}"
+            )
             rows += [row[name] for row in noise for name in "ab"]
     most = np.abs(np.corrcoef(np.array(rows, dtype=np.float64)) - np.eye(256)).max() * np.sqrt(d)
     shown("256 streams over keys, runs, steps, tensors", f"max |corr|·√d = {most:.2f}", "< 6")
@@ -114,7 +138,11 @@ def test_two_runs_and_reseeding(shown):
     key = ap.Key.generate()
     first, second = (np.array(list(m.noise(10_000, key=key))) for _ in range(2))
     equal = int((first == second).sum())
-    shown("two runs under one key", f"{equal} of {first.size} numbers equal by chance", "differ everywhere")
+    shown(
+        "two runs under one key",
+        f"{equal} of {first.size} numbers equal by chance",
+        "differ everywhere",
+    )
     assert equal < 10
     streams.test_no_global_generator_is_read_or_written()
     shown("reseeding NumPy and torch between rows", "no bit changed", "changes nothing")

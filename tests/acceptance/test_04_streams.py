@@ -10,11 +10,11 @@ import pytest
 from scipy.linalg import solve_triangular
 
 import antiphase as ap
-from antiphase.factorization.streamed import Streamed
+from antiphase.factorizations.streaming import Streamed
 from tests import reference
 from tests.acceptance.test_02_foundations import other_workloads
 from tests.noise.test_stream import RUN, normals
-from tests.statistics import whitening
+from tests.statistical import whitening
 
 pytestmark = pytest.mark.slow  # `make check` has the unit tests of the same claims
 
@@ -34,13 +34,21 @@ def exact(name, value, **options):
 
 def test_reference_optima_by_this_path(shown):
     found = [exact("dp-mf", v, steps=t) for t, v in reference.PREFIX_OPTIMUM.items()]
-    found += [exact("dp-mf+", v, steps=t, tau=tau) for (t, tau), (v, _) in reference.RESTARTS.items()]
+    found += [
+        exact("dp-mf+", v, steps=t, tau=tau) for (t, tau), (v, _) in reference.RESTARTS.items()
+    ]
     found += [exact("dp-mf+", v, steps=tau, tau=tau) for tau, v in reference.RESTART_BLOCK.items()]
     for name, workload, scale in other_workloads():
-        found.append(exact("dp-mf", reference.OTHER_WORKLOADS[name][0] / scale**2, workload=workload))
+        found.append(
+            exact("dp-mf", reference.OTHER_WORKLOADS[name][0] / scale**2, workload=workload)
+        )
     found.append(exact("damped", reference.OTHER_WORKLOADS["damped"][0], steps=256, rho=0.9))
     error, gap = max(e for e, _ in found), max(g for _, g in found)
-    shown(f"{len(found)} optima, one participation, exact", f"error {error:.1e}, gap {gap:.1e}", "≤ 1e-9")
+    shown(
+        f"{len(found)} optima, one participation, exact",
+        f"error {error:.1e}, gap {gap:.1e}",
+        "≤ 1e-9",
+    )
     assert error <= 1e-9
     assert 0 < gap <= 2e-9
 
@@ -49,11 +57,19 @@ def test_reference_optima_by_this_path(shown):
 def test_2048_steps(shown):
     ap.design("dp-mf", steps=64)  # compiled once
     f, gap, took = timed("dp-mf", steps=2048, buffers="exact")
-    shown("T = 2048, exact", f"gap {gap:.1e} with {f.buffers} buffers in {took:.2f} s", "gap ≤ 1e-9, < 1 s")
+    shown(
+        "T = 2048, exact",
+        f"gap {gap:.1e} with {f.buffers} buffers in {took:.2f} s",
+        "gap ≤ 1e-9, < 1 s",
+    )
     assert gap <= 1e-9
     assert took < 1
     f, gap, took = timed("dp-mf", steps=2048)
-    shown("T = 2048, default", f"gap {gap:.1e} with {f.buffers} buffers in {took:.2f} s", "gap ≤ 1e-3, ≤ 6, < 1 s")
+    shown(
+        "T = 2048, default",
+        f"gap {gap:.1e} with {f.buffers} buffers in {took:.2f} s",
+        "gap ≤ 1e-3, ≤ 6, < 1 s",
+    )
     assert gap <= 1e-3
     assert f.buffers <= 6
     assert took < 1
@@ -73,7 +89,11 @@ def test_the_first_time(shown, tmp_path):
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     took = time.perf_counter() - began
-    shown("T = 2048, both, the first time (import and compilation included)", f"{took:.1f} s", "< 15 s")
+    shown(
+        "T = 2048, both, the first time (import and compilation included)",
+        f"{took:.1f} s",
+        "< 15 s",
+    )
     assert took < 15
 
 
@@ -105,11 +125,17 @@ def test_a_million_steps(shown):
 def test_momentum_schedule_and_decay_at_10000(shown, nesterov):
     steps = 10_000
     rates = 0.5 * (1 + np.cos(np.pi * np.arange(steps) / (steps - 1)))
-    workload = ap.Workload.sgd(steps, momentum=0.9, nesterov=nesterov, learning_rates=rates, weight_decay=1e-4)
+    workload = ap.Workload.sgd(
+        steps, momentum=0.9, nesterov=nesterov, learning_rates=rates, weight_decay=1e-4
+    )
     f, gap, took = timed("dp-mf", workload=workload, buffers="exact", tolerance=1e-6)
     assert "_encoder" not in f.__dict__, "no T × T array"
     kind = "Nesterov" if nesterov else "momentum"
-    shown(f"{kind} 0.9, cosine to zero, decay, T = 10,000", f"gap {gap:.1e} in {took:.0f} s", "≤ 1e-6, < 30 s")
+    shown(
+        f"{kind} 0.9, cosine to zero, decay, T = 10,000",
+        f"gap {gap:.1e} in {took:.0f} s",
+        "≤ 1e-6, < 30 s",
+    )
     assert 0 < gap <= 1e-6
     assert took < 30
 
@@ -151,7 +177,9 @@ def test_streamed_noise_is_dense_noise(shown, kind):
     worst = np.abs(rows - dense).max()
     many = np.array(list(m.noise(20_000, key=ap.Key.insecure(2), run=RUN)))
     z = whitening.worst(many, m.factorization.encoder(), m.noise_scale)[0]
-    shown(f"streamed against dense, {kind}", f"{worst:.1e}, whitening |z| ≤ {z:.2f}", "≤ 1e-5, < 6.5")
+    shown(
+        f"streamed against dense, {kind}", f"{worst:.1e}, whitening |z| ≤ {z:.2f}", "≤ 1e-5, < 6.5"
+    )
     assert worst <= 1e-5
     assert z < whitening.LIMIT
 
@@ -174,6 +202,10 @@ def test_a_stream_of_a_million_rows(shown):
         if t < 100 or t >= steps - 100:
             worst = max(worst, float(np.abs(row - y).max()))
     took = time.perf_counter() - began
-    shown("T = 1,000,000, first and last 100 rows", f"within {worst:.1e} of float64, {took:.0f} s", "match")
+    shown(
+        "T = 1,000,000, first and last 100 rows",
+        f"within {worst:.1e} of float64, {took:.0f} s",
+        "match",
+    )
     assert stream.remaining == 0
     assert worst < 1e-5

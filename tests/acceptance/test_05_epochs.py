@@ -8,16 +8,16 @@ import time
 
 import numpy as np
 import pytest
-from benchmarks import epochs as benchmark
 
 import antiphase as ap
-from antiphase.factorization import dual
-from antiphase.factorization.blocks import Blocks
-from antiphase.factorization.dense import dense_optimum
-from antiphase.factorization.epochs import Search, bound_only, epoch_optimum
-from antiphase.factorization.recurrent import problem_of
-from antiphase.factorization.streamed import Streamed
+from antiphase.factorizations.block_diagonal import Blocks
+from antiphase.factorizations.streaming import Streamed
 from antiphase.objective import Average, Damped, Restarts
+from antiphase.problem import problem_of
+from antiphase.solvers import dual
+from antiphase.solvers.dense import dense_optimum
+from antiphase.solvers.multi_epoch import Search, bound_only, epoch_optimum
+from benchmarks import epochs as benchmark
 from tests import brute, reference
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,11 @@ def alone(name, cores, **options):
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} if cores == 1 else {}
     code = ALONE.format(cores=cores, name=name, options=options)
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ | threads
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | threads,
     )
     return json.loads(done.stdout)
 
@@ -60,7 +64,11 @@ def test_every_reference_value_for_several_epochs(shown):
         found.append(epoch_optimum("dp-mf+", *common, options={}, tolerance=1e-9))
         errors += [abs(f.error / value - 1) for f in found]
         gaps += [f.gap for f in found]
-    shown(f"{len(errors)} optima, several epochs", f"error {max(errors):.1e}, gap {max(gaps):.1e}", "≤ 1e-8")
+    shown(
+        f"{len(errors)} optima, several epochs",
+        f"error {max(errors):.1e}, gap {max(gaps):.1e}",
+        "≤ 1e-8",
+    )
     assert max(errors) <= 1e-8
     assert 0 < max(gaps) <= 1e-8
 
@@ -69,7 +77,11 @@ def test_every_reference_value_for_several_epochs(shown):
 @pytest.mark.alone
 def test_16_epochs_2048_steps(shown, name, options):
     gap, took, memory, sensitivity = alone(name, 1, steps=2048, epochs=16, **options)
-    shown(f"{name}, T = 2048, k = 16, one core", f"gap {gap:.1e} in {took:.1f} s, {memory:.1f} GiB", "1e-5, < 40 s")
+    shown(
+        f"{name}, T = 2048, k = 16, one core",
+        f"gap {gap:.1e} in {took:.1f} s, {memory:.1f} GiB",
+        "1e-5, < 40 s",
+    )
     assert 0 < gap <= 1e-5
     assert took < 40
     assert sensitivity == pytest.approx(1, abs=1e-12)
@@ -90,7 +102,11 @@ def test_20_epochs_2000_steps_momentum(shown):
 @pytest.mark.study
 def test_100_epochs_10000_steps(shown):
     gap, took, memory, _ = alone("dp-mf", 2, steps=10_000, epochs=100)
-    shown("T = 10,000, k = 100, two cores", f"gap {gap:.1e} in {took:.0f} s, {memory:.1f} GiB", "gap ≤ 1e-3, < 900 s")
+    shown(
+        "T = 10,000, k = 100, two cores",
+        f"gap {gap:.1e} in {took:.0f} s, {memory:.1f} GiB",
+        "gap ≤ 1e-3, < 900 s",
+    )
     assert 0 < gap <= 1e-3
     assert took < 900
 
@@ -100,9 +116,15 @@ def test_100_epochs_10000_steps(shown):
 def test_2_epochs_100000_steps_without_an_encoder(shown):
     """The optimum lies between the two: the upper one is the error of a feasible point, computed from its blocks."""
     began = time.perf_counter()
-    low, high = bound_only(ap.Workload.sgd(100_000), Average(), ap.epochs(2, 50_000), tolerance=1e-10)
+    low, high = bound_only(
+        ap.Workload.sgd(100_000), Average(), ap.epochs(2, 50_000), tolerance=1e-10
+    )
     took = time.perf_counter() - began
-    shown("T = 100,000, k = 2", f"{low:.9g} ≤ optimum ≤ {high:.9g} ({high / low - 1:.1e}) in {took:.0f} s", "1e-6")
+    shown(
+        "T = 100,000, k = 2",
+        f"{low:.9g} ≤ optimum ≤ {high:.9g} ({high / low - 1:.1e}) in {took:.0f} s",
+        "1e-6",
+    )
     assert 0 < high / low - 1 <= 1e-6
 
 
@@ -113,7 +135,9 @@ def test_time_of_the_search(shown, tmp_path):
     benchmark.draw({"searched": rows, "ours": rows[:2], "theirs": rows[:2]}, tmp_path)
     times = ", ".join(f"{row['steps']}: {row['seconds']:.2f} s" for row in rows)
     shown(
-        f"k = {benchmark.SEARCH_EPOCHS}, {times}", f"exponent {benchmark.exponent(rows):.2f}", "≤ 1.2, the figure drawn"
+        f"k = {benchmark.SEARCH_EPOCHS}, {times}",
+        f"exponent {benchmark.exponent(rows):.2f}",
+        "≤ 1.2, the figure drawn",
     )
     assert benchmark.exponent(rows) <= 1.2
     assert (tmp_path / "benchmark-epochs.png").stat().st_size > 10_000
@@ -131,7 +155,11 @@ def random_problem(rng):
     workload = ap.Workload.sgd(steps, learning_rates=rates, momentum=momentum, nesterov=nesterov)
     weights = rng.uniform(0.2, 2.0, steps)
     kind = rng.integers(3)
-    objective = [Average(weights), Damped(float(rng.uniform(0.8, 1)), weights), Restarts(int(rng.integers(2, steps)))]
+    objective = [
+        Average(weights),
+        Damped(float(rng.uniform(0.8, 1)), weights),
+        Restarts(int(rng.integers(2, steps))),
+    ]
     return workload, objective[kind], ap.epochs(epochs, every)
 
 
@@ -147,7 +175,9 @@ def test_the_iteration_never_lowers_the_bound(shown, problems):
             after = search.evaluate(dual.plain_step(point), sharp=True)
             worst = max(worst, 1 - after.bound / point.bound)
             point, steps_taken = after, steps_taken + 1
-        bounds = np.array(dual.climb(search.evaluate, point.V, tolerance=1e-7, iterations=15).bounds)
+        bounds = np.array(
+            dual.climb(search.evaluate, point.V, tolerance=1e-7, iterations=15).bounds
+        )
         worst_climb = max(worst_climb, float(np.max(1 - bounds[1:] / bounds[:-1], initial=0.0)))
         steps_taken += len(bounds) - 1
     shown(
@@ -166,10 +196,18 @@ def test_feasible_points_by_brute_force(shown):
     largest, least, count, compared = 0.0, np.inf, 0, 0.0
     for _ in range(60):
         workload, objective, participation = random_problem(rng)
-        f = ap.design("optimal", workload=workload, objective=objective, participation=participation, tolerance=1e-4)
+        f = ap.design(
+            "optimal",
+            workload=workload,
+            objective=objective,
+            participation=participation,
+            tolerance=1e-4,
+        )
         found = brute.sensitivity(f.encoder(), participation, rng, vectors=workload.steps <= 64)
         largest, least, count = max(largest, found), min(least, found), count + 1
-        oracle = dense_optimum("dense", workload, objective, participation, options={}, tolerance=1e-6)
+        oracle = dense_optimum(
+            "dense", workload, objective, participation, options={}, tolerance=1e-6
+        )
         assert f.lower_bound <= oracle.error * (1 + 1e-12)
         assert oracle.lower_bound <= f.error * (1 + 1e-12)
         compared = max(compared, f.error / oracle.error - 1)
@@ -187,11 +225,15 @@ def test_restarts_for_every_tau(shown):
     steps, k, b = 48, 4, 12
     worst, forms = 0.0, set()
     for tau in range(1, steps + 2):
-        f = ap.design("dp-mf+", steps=steps, epochs=k, tau=tau, buffers="exact" if tau <= b else "auto")
+        f = ap.design(
+            "dp-mf+", steps=steps, epochs=k, tau=tau, buffers="exact" if tau <= b else "auto"
+        )
         g = dense_optimum("x", f.workload, f.objective, ap.epochs(k, b), options={}, tolerance=1e-9)
         worst = max(worst, abs(f.error / g.error - 1))
         forms.add(type(f))
         assert 0 <= f.gap <= 1e-8
-    shown(f"dp-mf+, {steps} steps, {k} epochs, every τ", f"{worst:.1e} from the dense path", "≤ 1e-8")
+    shown(
+        f"dp-mf+, {steps} steps, {k} epochs, every τ", f"{worst:.1e} from the dense path", "≤ 1e-8"
+    )
     assert worst <= 1e-8
     assert {Streamed, Blocks} < forms

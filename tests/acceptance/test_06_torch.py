@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks import step as benchmark
 
-from antiphase.ledger import RECORD
-from tests.faults import test_kills as kills
-from tests.torch import test_update as update
+from antiphase.ledger.write_ahead import RECORD
+from benchmarks import step as benchmark
+from tests.adversarial import test_kills as kills
+from tests.torch import test_private_optimizer as update
 
 pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[1]
@@ -46,18 +46,29 @@ def test_every_hazard_of_training_has_a_test(shown):
         for name in names.split():
             file, function = name.split("::")
             defined = {
-                n.name for n in ast.walk(ast.parse((TESTS / file).read_text())) if isinstance(n, ast.FunctionDef)
+                n.name
+                for n in ast.walk(ast.parse((TESTS / file).read_text()))
+                if isinstance(n, ast.FunctionDef)
             }
             assert function in defined, f"{row}: {name}"
-    shown("hazards 4, 7–18", f"{len(HAZARDS)} rows, each by a test that runs in this suite", "rows 4, 7–18")
+    shown(
+        "hazards 4, 7–18",
+        f"{len(HAZARDS)} rows, each by a test that runs in this suite",
+        "rows 4, 7–18",
+    )
     assert len(HAZARDS) == 13
 
 
 def test_weights_equal_those_of_numpy(shown):
     worst = {
-        name: max(update.difference_from_numpy(name, mode) for mode in ("hooks", "ghost")) for name in update.OPTIMIZERS
+        name: max(update.difference_from_numpy(name, mode) for mode in ("hooks", "ghost"))
+        for name in update.OPTIMIZERS
     }
-    shown("trained weights against NumPy", str({k: f"{v:.0e}" for k, v in worst.items()}), "≤ 1e-5 each")
+    shown(
+        "trained weights against NumPy",
+        str({k: f"{v:.0e}" for k, v in worst.items()}),
+        "≤ 1e-5 each",
+    )
     assert max(worst.values()) <= 1e-5
 
 
@@ -65,7 +76,7 @@ def test_weights_equal_those_of_numpy(shown):
 @pytest.mark.study
 def test_opacus_own_tests(shown):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.opacus.run", "--json"], capture_output=True, text=True,
+        [sys.executable, "-m", "tests.end_to_end.opacus_suite", "--json"], capture_output=True, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=TESTS.parent, timeout=1800,
     )  # fmt: skip
     assert done.stdout, done.stderr[-10_000:]
@@ -76,12 +87,18 @@ def test_opacus_own_tests(shown):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name, setting in benchmark.SETTINGS.items() if setting[-1] is not None])
+@pytest.mark.parametrize(
+    "name", [name for name, setting in benchmark.SETTINGS.items() if setting[-1] is not None]
+)
 @pytest.mark.alone
 def test_a_step_costs_hardly_more_than_opacus(shown, name):
     row, whole = benchmark.stepped(name), benchmark.SETTINGS[name][-1]
     asked = f"≤ {whole}" + ("; ≤ 1.3" if "cnn" in name else "")
-    shown(f"{name}: a step; the optimizer alone", f"{row['ratio']:.3f}; {row['optimizer_ratio']:.3f}", asked)
+    shown(
+        f"{name}: a step; the optimizer alone",
+        f"{row['ratio']:.3f}; {row['optimizer_ratio']:.3f}",
+        asked,
+    )
     assert row["ratio"] <= whole
     assert row["optimizer_ratio"] <= 1.3 or "cnn" not in name
 

@@ -14,9 +14,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.long  # tests/cli/test_help.py runs each of them in make test
 def test_every_help_has_an_example_that_runs(run, shown):  # noqa: F811
-    ended = {name: run(*cli.example(run(name, "--help").out)) for name in cli.COMMANDS if name != "demo"}
+    ended = {
+        name: run(*cli.example(run(name, "--help").out)) for name in cli.COMMANDS if name != "demo"
+    }
     good = [name for name, done in ended.items() if done.code == 0 and done.out]
-    if ["antiphase", *cli.example(run("demo", "--help").out)] in cli.tour():  # which the next test runs
+    if [
+        "antiphase",
+        *cli.example(run("demo", "--help").out),
+    ] in cli.tour():  # which the next test runs
         good.append("demo")
     shown(
         "examples in --help that run",
@@ -30,7 +35,11 @@ def test_the_ten_commands_of_the_tour(tmp_path, shown):
     began = time.perf_counter()
     printed = cli.run_the_tour(tmp_path)
     seconds = time.perf_counter() - began
-    shown("docs/tour.md", f"{len(printed)} commands ran, in {seconds:.0f} s, and print what is shown", "ten commands")
+    shown(
+        "docs/tour.md",
+        f"{len(printed)} commands ran, in {seconds:.0f} s, and print what is shown",
+        "ten commands",
+    )
     assert len(printed) == 10
 
 
@@ -38,14 +47,29 @@ def test_the_ten_commands_of_the_tour(tmp_path, shown):
 @pytest.mark.alone
 def test_compare_2048_steps_on_one_core(tmp_path, shown):
     """With nothing cached, and compiled code as an installation has it after its first use."""
-    words = ["compare", "--steps", "2048", "--epochs", "16", "--epsilon", "8", "--delta", "1e-6", "--json"]
-    process("compare", "--steps", "32", "--epochs", "4", "--quiet", cwd=tmp_path, ANTIPHASE_CACHE="off")
+    words = [
+        "compare",
+        "--steps",
+        "2048",
+        "--epochs",
+        "16",
+        "--epsilon",
+        "8",
+        "--delta",
+        "1e-6",
+        "--json",
+    ]
+    process(
+        "compare", "--steps", "32", "--epochs", "4", "--quiet", cwd=tmp_path, ANTIPHASE_CACHE="off"
+    )
     before = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
     began = time.perf_counter()
     try:
         if before is not None:
             os.sched_setaffinity(0, {min(before)})  # which the process inherits
-        done = process(*words, cwd=tmp_path, ANTIPHASE_CACHE=str(tmp_path / "empty"), OPENBLAS_NUM_THREADS="1")
+        done = process(
+            *words, cwd=tmp_path, ANTIPHASE_CACHE=str(tmp_path / "empty"), OPENBLAS_NUM_THREADS="1"
+        )
     finally:
         if before is not None:
             os.sched_setaffinity(0, before)

@@ -85,7 +85,9 @@ def check(shown, name, found, seconds, how):
 def download(shown, name, fresh):
     found, seconds = loaded(name)
     check(shown, name, found, seconds, "downloaded into an empty cache")
-    assert sorted(path.name for path in files(fresh)) == sorted(source.name for source in CATALOGUE[name].files)
+    assert sorted(path.name for path in files(fresh)) == sorted(
+        source.name for source in CATALOGUE[name].files
+    )
     again, seconds = loaded(name)
     check(shown, name, again, seconds, "from the cache, verified again")
     assert again.digest == found.digest
@@ -110,7 +112,11 @@ def test_the_others_by_name(shown, name, monkeypatch):
 
 def test_digits_need_no_download(shown):
     found, seconds = loaded("digits")
-    shown("digits", f"{len(found.train)} + {len(found.test)} of {found.shape}, {seconds:.1f} s", "1,797 of (1, 8, 8)")
+    shown(
+        "digits",
+        f"{len(found.train)} + {len(found.test)} of {found.shape}, {seconds:.1f} s",
+        "1,797 of (1, 8, 8)",
+    )
     assert len(found.train) + len(found.test) == 1797
     assert found.shape == (1, 8, 8)
 
@@ -122,7 +128,11 @@ def refused(shown, case, known, fresh, said):
 
 
 def report(shown, case, message, left, said):
-    shown(case, f"{message!r}; files left: {len(left)}", "one clear message, and nothing half-written stays")
+    shown(
+        case,
+        f"{message!r}; files left: {len(left)}",
+        "one clear message, and nothing half-written stays",
+    )
     assert re.search(said, message)
     assert "\n" not in message
     assert left == []
@@ -131,17 +141,31 @@ def report(shown, case, message, left, said):
 def test_a_truncated_archive(shown, fresh):
     """The server sends all it has, and that ends in the middle of the third batch."""
     rng = np.random.default_rng(0)
-    batches = {f"{CIFAR10.archive_folder}{source.name}": rng.bytes(10**6) for source in CIFAR10.files}
+    batches = {
+        f"{CIFAR10.archive_folder}{source.name}": rng.bytes(10**6) for source in CIFAR10.files
+    }
     with site.serving({CIFAR10.archive: site.tarred(batches)[:2_500_000]}) as mirror:
         known = replace(CIFAR10, mirrors=(mirror.url,), package=None)
-        refused(shown, "a truncated archive", known, fresh, "truncated or damaged.*Nothing was kept.*Put cifar-10")
+        refused(
+            shown,
+            "a truncated archive",
+            known,
+            fresh,
+            "truncated or damaged.*Nothing was kept.*Put cifar-10",
+        )
 
 
 def test_a_wrong_hash(shown, fresh):
     wrong = {source.name: bytes(source.size) for source in MNIST.files}
     with site.serving(site.packed(wrong)) as mirror:
         known = replace(MNIST, mirrors=(mirror.url,), package=None)
-        refused(shown, "a wrong hash", known, fresh, "has SHA-256 .*, not ba891046e650.*Nothing was kept.*Put train-im")
+        refused(
+            shown,
+            "a wrong hash",
+            known,
+            fresh,
+            "has SHA-256 .*, not ba891046e650.*Nothing was kept.*Put train-im",
+        )
 
 
 def test_no_network(shown, fresh):
@@ -149,8 +173,12 @@ def test_no_network(shown, fresh):
     code = "from antiphase import data\ntry: data.load('mnist')\nexcept data.DataError as error: print(error)"
     alone = shutil.which("unshare")
     if not alone or subprocess.run([alone, "-n", "true"], capture_output=True).returncode:
-        pytest.skip("a namespace without network can only be made by root; tests/data has the refused connection")
-    done = subprocess.run([alone, "-n", sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        pytest.skip(
+            "a namespace without network can only be made by root; tests/data has the refused connection"
+        )
+    done = subprocess.run(
+        [alone, "-n", sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
     assert done.stderr == ""
     said = "ossci.*googleapis.*npm.*Nothing was kept.*Put .* into a folder and pass folder=…, or set ANTIPHASE_DATA"
     report(shown, "no network", done.stdout.strip(), files(fresh), said)
@@ -161,7 +189,9 @@ def test_a_full_disk(shown, tmp_path, monkeypatch):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = shutil.which("mount")
-    made = mount and subprocess.run([mount, "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(disk)], capture_output=True)
+    made = mount and subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(disk)], capture_output=True
+    )
     if not made or made.returncode:
         pytest.skip("a small disk can only be made by root; tests/data has a write that fails")
     try:
@@ -170,7 +200,13 @@ def test_a_full_disk(shown, tmp_path, monkeypatch):
         body = np.random.default_rng(0).bytes(MNIST.files[0].size)
         with site.serving({f"{MNIST.files[0].name}.gz": body}) as mirror:
             known = replace(MNIST, mirrors=(mirror.url,))
-            refused(shown, "a full disk, from a mirror", known, disk, "the disk is full: .* Free some space")
+            refused(
+                shown,
+                "a full disk, from a mirror",
+                known,
+                disk,
+                "the disk is full: .* Free some space",
+            )
         if shutil.which("npm"):
             with pytest.raises(DataError) as caught:
                 obtain(replace(MNIST, mirrors=()))

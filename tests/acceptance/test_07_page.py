@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from antiphase.report import figures, page
-from antiphase.report.page import Column, Grid, Page
-from tests.report import sample
-from tests.report.browser import Opened, browser  # noqa: F401  (a fixture)
-from tests.report.colour import contrast
-from tests.report.test_page import HOSTILE
+from antiphase.reporting import figures, page
+from antiphase.reporting.page import Column, Grid, Page
+from tests.reporting import sample
+from tests.reporting.browser import Opened, browser  # noqa: F401  (a fixture)
+from tests.reporting.colour import contrast
+from tests.reporting.test_page import HOSTILE
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,10 @@ def test_it_sorts(opened, shown):
 
 
 def test_equal_values_keep_their_order(browser, tmp_path):  # noqa: F811
-    rows = [{"m": name, "v": value} for name, value in zip("abcdef", (2.0, None, 1.0, 2.0, 10.0, 1.0), strict=True)]
+    rows = [
+        {"m": name, "v": value}
+        for name, value in zip("abcdef", (2.0, None, 1.0, 2.0, 10.0, 1.0), strict=True)
+    ]
     small = Page("t", "q", "a", grids=[Grid("c", [Column("m", "m"), Column("v", "v")], rows)])
     one = Opened(browser, page.write(tmp_path / "small.html", small))
     button = one.page.locator("thead th").nth(1).get_by_role("button")
@@ -134,7 +137,11 @@ def test_keys_and_labels(opened, shown):
     live = p.locator("#chart-1 [aria-live]")
     last = live.inner_text()
     p.keyboard.press("ArrowLeft")
-    shown("End, then ←, on the first chart", f"{last!r}, then {live.inner_text()!r}", "values by the keyboard, spoken")
+    shown(
+        "End, then ←, on the first chart",
+        f"{last!r}, then {live.inner_text()!r}",
+        "values by the keyboard, spoken",
+    )
     assert last.startswith("step: 256. DP-SGD: 32.")
     assert live.inner_text().startswith("step: 255.")
     p.keyboard.press("Escape")
@@ -163,7 +170,11 @@ def test_everything_is_reached_by_tab_from_the_skip_link_on(opened):
     seen = set()
     for _ in range(80):
         p.keyboard.press("Tab")
-        seen.add(p.evaluate("(e => e.getAttribute('class') || e.localName)(document.activeElement)").split()[0])
+        seen.add(
+            p.evaluate(
+                "(e => e.getAttribute('class') || e.localName)(document.activeElement)"
+            ).split()[0]
+        )
     assert {"scroll", "button", "summary", "plot", "label", "copy"} <= seen
 
 
@@ -173,7 +184,9 @@ def test_it_prints_in_light_colours(opened, shown):
     pages = len(re.findall(rb"/Type\s*/Page\b", pdf))
     p.emulate_media(media="print", color_scheme="dark")
     ground = p.evaluate("getComputedStyle(document.body).backgroundColor")
-    hidden = [p.locator(s).first.is_hidden() for s in (".copy", ".tip", ".arrow", "summary", ".narrow")]
+    hidden = [
+        p.locator(s).first.is_hidden() for s in (".copy", ".tip", ".arrow", "summary", ".narrow")
+    ]
     shown("printed from dark mode", f"{pages} pages, ground {ground}", "pages, white, no buttons")
     assert 3 <= pages <= 9
     assert ground == "rgb(255, 255, 255)"
@@ -219,7 +232,9 @@ def test_it_fits_and_can_be_read(opened, shown, tmp_path, width, scheme):
     assert smallest[3] >= (9 if width < 400 else 11), smallest
     dark = contrast(p.evaluate("getComputedStyle(document.body).backgroundColor"), "#000000") < 2
     assert dark == (scheme == "dark")
-    line = p.locator('#chart-1 .curve[data-series="0"] .line').first.evaluate("e => getComputedStyle(e).stroke")
+    line = p.locator('#chart-1 .curve[data-series="0"] .line').first.evaluate(
+        "e => getComputedStyle(e).stroke"
+    )
     assert line == ("rgb(255, 255, 255)" if scheme == "dark" else "rgb(0, 0, 0)")
 
 
@@ -259,11 +274,15 @@ def test_without_javascript_it_shows_the_same(browser, path):  # noqa: F811
 
 
 def test_hostile_labels_run_nothing(browser, tmp_path, shown):  # noqa: F811
-    from antiphase.report import charts
+    from antiphase.reporting import charts
 
-    chart = charts.Lines(HOSTILE, HOSTILE, HOSTILE, [charts.Series("dp-mf", HOSTILE, [1, 2], [1, 2])])
+    chart = charts.Lines(
+        HOSTILE, HOSTILE, HOSTILE, [charts.Series("dp-mf", HOSTILE, [1, 2], [1, 2])]
+    )
     grid = Grid(HOSTILE, [Column("a", HOSTILE, help=HOSTILE)], [{"a": HOSTILE}])
-    hostile = Page(HOSTILE, HOSTILE, HOSTILE, [HOSTILE], [grid], [chart], reproduce=[HOSTILE], made=HOSTILE)
+    hostile = Page(
+        HOSTILE, HOSTILE, HOSTILE, [HOSTILE], [grid], [chart], reproduce=[HOSTILE], made=HOSTILE
+    )
     one = Opened(browser, page.write(tmp_path / "hostile.html", hostile))
     said = []
     one.page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
@@ -278,7 +297,11 @@ def test_hostile_labels_run_nothing(browser, tmp_path, shown):  # noqa: F811
           setTimeout(() => done("ran"), 500);
         })"""
     )
-    shown("scripts in every label; a script put in later", f"{len(said)} ran; {blocked} stopped it", "nothing runs")
+    shown(
+        "scripts in every label; a script put in later",
+        f"{len(said)} ran; {blocked} stopped it",
+        "nothing runs",
+    )
     assert said == []
     assert blocked.startswith("script-src")
     assert one.page.title() == HOSTILE
@@ -286,7 +309,15 @@ def test_hostile_labels_run_nothing(browser, tmp_path, shown):  # noqa: F811
 
 
 def test_figures(tmp_path, shown):
-    made = [path for kind, chart in sample.all_charts().items() for path in figures.draw(tmp_path / kind, chart)]
-    shown("figures", f"{len(sample.KINDS)} charts, {len(made)} files, ≥ 13 points", "7 kinds, SVG and PNG, half size")
+    made = [
+        path
+        for kind, chart in sample.all_charts().items()
+        for path in figures.draw(tmp_path / kind, chart)
+    ]
+    shown(
+        "figures",
+        f"{len(sample.KINDS)} charts, {len(made)} files, ≥ 13 points",
+        "7 kinds, SVG and PNG, half size",
+    )
     assert len(made) == 2 * len(sample.KINDS) >= 14
     assert all(path.stat().st_size > 10_000 for path in made)

@@ -25,7 +25,9 @@ def mnist():
 
 def accuracies(dataset, mechanism, epsilon):
     recipe = Recipe(mechanism=mechanism, epsilon=epsilon, **OPTIONS)
-    made = [train(recipe, dataset, seed=seed, insecure_noise=7) for seed in SEEDS]  # the same noise in every test
+    made = [
+        train(recipe, dataset, seed=seed, insecure_noise=7) for seed in SEEDS
+    ]  # the same noise in every test
     assert all(trial.epsilon <= epsilon and trial.steps == 2069 for trial in made)
     return [trial.accuracy for trial in made], mean(trial.seconds for trial in made)
 

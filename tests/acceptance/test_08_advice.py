@@ -10,8 +10,8 @@ import antiphase as ap
 from antiphase import data
 from antiphase.comparison import Setting
 from antiphase.errors import DataError
-from antiphase.factorization.dense import Dense
-from antiphase.theory.advice import advise
+from antiphase.factorizations.dense import Dense
+from antiphase.recommend.recommendation import advise
 from antiphase.theory.quadratic import Quadratic, exact
 from antiphase.torch.models import model
 from antiphase.torch.spectrum import spectrum
@@ -31,7 +31,9 @@ def advised(steps, gamma, judge, problem=PAPER):
     return advise(setting, spectrum=problem, judge=judge)
 
 
-@pytest.mark.parametrize("gamma", [0.003, 0.007, *(pytest.param(g, marks=pytest.mark.long) for g in (0.0001, 0.001))])
+@pytest.mark.parametrize(
+    "gamma", [0.003, 0.007, *(pytest.param(g, marks=pytest.mark.long) for g in (0.0001, 0.001))]
+)
 def test_the_quadratic_on_average(shown, gamma):
     """Against a design for every eigendirection by itself, which none that we offer can reach: so against all.
 
@@ -63,22 +65,42 @@ def offered(steps, gamma):
             yield "dp-mf+", {"tau": tau}
     yield "dp-mf+", {"tau": steps}
     for weight in (1.0, 3.0, 6.0, 10.0, 16.0, 25.0, 40.0, 70.0, 120.0):
-        for lost in (0.0, 0.0003, 0.001, 0.003, 0.01, *(a * gamma * PAPER.smoothness for a in (0.3, 0.5, 0.7))):
+        for lost in (
+            0.0,
+            0.0003,
+            0.001,
+            0.003,
+            0.01,
+            *(a * gamma * PAPER.smoothness for a in (0.3, 0.5, 0.7)),
+        ):
             yield "damped", {"rho": 1 - lost, "final_weight": weight}
     for weight in (1.0, math.sqrt(steps)):
-        yield "curvature", {"spectrum": PAPER.spectrum, "learning_rate": gamma, "final_weight": weight}
+        yield (
+            "curvature",
+            {"spectrum": PAPER.spectrum, "learning_rate": gamma, "final_weight": weight},
+        )
 
 
 @pytest.mark.parametrize(
     ("steps", "gamma"),
-    [(500, 0.02), *(pytest.param(*case, marks=pytest.mark.long) for case in ((500, 0.1), (1000, 0.005), (1000, 0.03)))],
+    [
+        (500, 0.02),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in ((500, 0.1), (1000, 0.005), (1000, 0.03))
+        ),
+    ],
 )
 @pytest.mark.parametrize("judge", ["last", "average"])
 def test_the_quadratic_against_all_that_we_offer(shown, steps, gamma, judge):
     def judged(f, rate):
         found = exact(f, PAPER, learning_rate=rate, noise=NOISE)
         last, average = found.gap, found.gradient
-        return (last.last, last.noise[-1]) if judge == "last" else (average.average, average.noise.mean())
+        return (
+            (last.last, last.noise[-1])
+            if judge == "last"
+            else (average.average, average.noise.mean())
+        )
 
     values, noises = {}, {}
     for name, options in offered(steps, gamma):
@@ -88,7 +110,9 @@ def test_the_quadratic_against_all_that_we_offer(shown, steps, gamma, judge):
     found = advised(steps, gamma, judge)
     value, noise = judged(found.best.factorization, 1.0)
     ranked = sorted(values, key=values.get)
-    plain = "; ".join(f"{label} {values[label]:.4g}" for label in values if label.split(",")[0] not in ("damped",))
+    plain = "; ".join(
+        f"{label} {values[label]:.4g}" for label in values if label.split(",")[0] not in ("damped",)
+    )
     shown(
         f"T = {steps}, γ = {gamma}, {judge}: {found.best.label}",
         f"{value:.5g}, {value / values[ranked[0]] - 1:+.2%} of the best of {len(values)} ({ranked[0]}), by the noise "
@@ -120,13 +144,17 @@ def estimated():
     some = np.random.default_rng(0).permutation(len(public))[:2000]
     inputs, targets = torch.from_numpy(public.inputs[some]), torch.from_numpy(public.targets[some])
     net = model("logistic", (1, 28, 28), 10)
-    return spectrum(net, torch.nn.CrossEntropyLoss(), inputs, targets, clip_norm=TRAINING["clip_norm"], seed=0)
+    return spectrum(
+        net, torch.nn.CrossEntropyLoss(), inputs, targets, clip_norm=TRAINING["clip_norm"], seed=0
+    )
 
 
 def advised_for_mnist(estimated, epsilon):
     optimizer = {"learning_rates": TRAINING["learning_rate"]}
     setting = Setting.of(STEPS, optimizer=optimizer, epsilon=epsilon, delta=1e-6, parameters=7840)
-    return advise(setting, spectrum=estimated, batch_size=TRAINING["batch_size"], initial_gap=math.log(10))
+    return advise(
+        setting, spectrum=estimated, batch_size=TRAINING["batch_size"], initial_gap=math.log(10)
+    )
 
 
 def accuracies(rho, weight, epsilon, seeds, **changes):
@@ -157,7 +185,9 @@ def paired(dampings, epsilons, seeds):
     inputs, targets = mnist.train.inputs.reshape(-1, 784), mnist.train.targets
     tests = mnist.test.inputs.reshape(-1, 784)
     batch, rate = TRAINING["batch_size"], TRAINING["learning_rate"]
-    designs = [ap.design("damped", steps=STEPS, rho=rho, final_weight=weight) for rho, weight in dampings]
+    designs = [
+        ap.design("damped", steps=STEPS, rho=rho, final_weight=weight) for rho, weight in dampings
+    ]
     noising = [(f.sensitivity * f.noising()).astype(np.float32) for f in designs]
     found = {epsilon: np.zeros((len(seeds), len(dampings))) for epsilon in epsilons}
     for row, seed in enumerate(seeds):
@@ -166,7 +196,9 @@ def paired(dampings, epsilons, seeds):
         Z = rng.standard_normal((STEPS, 7840), dtype=np.float32)
         noise = np.stack([C @ Z for C in noising], axis=1).reshape(STEPS, len(dampings), 10, 784)
         for epsilon in epsilons:
-            multiplier = np.float32(ap.calibrate(designs[0], epsilon=epsilon, delta=1e-6).noise_multiplier)
+            multiplier = np.float32(
+                ap.calibrate(designs[0], epsilon=epsilon, delta=1e-6).noise_multiplier
+            )
             W = np.zeros((len(dampings), 10, 784), np.float32)
             for t in range(STEPS):
                 chosen = order[t * batch : (t + 1) * batch]
@@ -180,7 +212,9 @@ def paired(dampings, epsilons, seeds):
                 W -= np.float32(rate / batch) * (
                     (p.reshape(-1, len(chosen)) @ x).reshape(W.shape) + multiplier * noise[t]
                 )
-            found[epsilon][row] = [np.mean((tests @ w.T).argmax(axis=1) == mnist.test.targets) for w in W]
+            found[epsilon][row] = [
+                np.mean((tests @ w.T).argmax(axis=1) == mnist.test.targets) for w in W
+            ]
     return found
 
 
@@ -194,7 +228,9 @@ def test_mnist_against_the_grid(shown, estimated):
     for mine, (epsilon, values) in enumerate(found.items(), start=len(GRID)):
         advice, means = advices[epsilon], values.mean(axis=0)
         cost = means[: len(GRID)].max() - means[mine]
-        table = ", ".join(f"({r:g}, {w:.3g}) {m:.4f}" for (r, w), m in zip(GRID, means[: len(GRID)], strict=True))
+        table = ", ".join(
+            f"({r:g}, {w:.3g}) {m:.4f}" for (r, w), m in zip(GRID, means[: len(GRID)], strict=True)
+        )
         shown(
             f"MNIST, ε = {epsilon}, {len(seeds)} paired trainings each; advised {advice.best.label}, (ρ, final weight) "
             f"= {advice.damping}",
@@ -207,7 +243,11 @@ def test_mnist_against_the_grid(shown, estimated):
             ours = accuracies(*dampings[place], epsilon, range(3))
             error = values[:, place].std(ddof=1) * math.sqrt(1 / 3 + 1 / len(seeds))
             off = (np.mean(ours) - means[place]) / error
-            shown(f"train() itself, {dampings[place]}", f"{np.mean(ours):.4f}, {off:+.1f} standard errors", "≤ 4")
+            shown(
+                f"train() itself, {dampings[place]}",
+                f"{np.mean(ours):.4f}, {off:+.1f} standard errors",
+                "≤ 4",
+            )
             assert abs(off) <= 4
 
 

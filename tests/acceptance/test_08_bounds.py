@@ -41,7 +41,10 @@ def mechanisms(rng, steps, learning_rate):
     tau = round(2 * (steps / 4) ** rng.random())
     names = ["dp-sgd", "anti-pgd", "chess", "sqrt-toeplitz", "dp-mf"]
     found = {name: ap.design(name, steps=steps) for name in names}
-    found |= {f"tree-{kind}": ap.design("tree", steps=steps, estimator=kind) for kind in ("full", "online")}
+    found |= {
+        f"tree-{kind}": ap.design("tree", steps=steps, estimator=kind)
+        for kind in ("full", "online")
+    }
     found["dp-mf+"] = ap.design("dp-mf+", steps=steps, tau=tau)
     found["damped"] = ap.design("damped", steps=steps, learning_rate=learning_rate, smoothness=1.0)
     return found
@@ -73,8 +76,14 @@ def test_the_theorem_orders_mechanisms_better_than_the_frobenius_norm(shown):
             same = np.sign(np.subtract.outer(values, values))[upper] == order
             right[name] = right.get(name, 0) + int(same.sum())
             best[name] = best.get(name, 0) + int(np.argmin(values) == np.argmin(truth))
-    measured = ", ".join(f"{name} {right[name] / pairs:.1%} (the best one {best[name]})" for name in right)
-    shown(f"{SETTINGS} settings, {pairs} pairs ordered right", measured, "the theorem more often than the norm")
+    measured = ", ".join(
+        f"{name} {right[name] / pairs:.1%} (the best one {best[name]})" for name in right
+    )
+    shown(
+        f"{SETTINGS} settings, {pairs} pairs ordered right",
+        measured,
+        "the theorem more often than the norm",
+    )
     assert right["Theorem 4.6"] > right["Frobenius norm"]
 
 
@@ -98,7 +107,8 @@ def test_the_counter_example_exceeds_the_published_convex_bound(shown):
     error = curvature / 2 * variances(f, curvature, learning_rate).mean() / f.sensitivity**2
     at = {h: settled(steps, h, learning_rate) / published.total for h in (0.3, 0.2, 0.1, 0.05)}
     growing = {
-        T: settled(T, 30 * 8 * math.log2(T) / T, 1 / (8 * math.log2(T))) * 8 * math.log2(T) / 12 for T in (2**14, 2**20)
+        T: settled(T, 30 * 8 * math.log2(T) / T, 1 / (8 * math.log2(T))) * 8 * math.log2(T) / 12
+        for T in (2**14, 2**20)
     }
     shown(
         f"T = {steps}, h = {curvature}L",
@@ -126,7 +136,9 @@ def random_factorization(rng):
         name = ("dp-sgd", "anti-pgd", "chess")[kind]
         return ap.design(name, steps=steps)
     if kind == 3:
-        return ap.design("tree", steps=steps, estimator=str(rng.choice(["full", "online", "plain"])))
+        return ap.design(
+            "tree", steps=steps, estimator=str(rng.choice(["full", "online", "plain"]))
+        )
     if kind == 4:
         return ap.design("dp-mf+", steps=steps, tau=int(rng.integers(1, steps + 1)))
     if kind == 5:
@@ -135,13 +147,19 @@ def random_factorization(rng):
     for _ in range(int(rng.integers(3))):
         columns = np.cumsum(columns, axis=0) / rng.uniform(1, steps)
     age = np.subtract.outer(np.arange(steps), np.arange(steps))
-    decoder = np.tril(columns * np.exp(-rng.exponential(0.2) * np.maximum(age, 0)), -1) * (rng.random(steps) < 0.3)
+    decoder = np.tril(columns * np.exp(-rng.exponential(0.2) * np.maximum(age, 0)), -1) * (
+        rng.random(steps) < 0.3
+    )
     return factored(decoder + np.diag(rng.uniform(0.5, 1.5, steps)))
 
 
 FUNCTIONS = {  # per coordinate, with L = 1 and the minimum 0 at 0: (f, f', convex)
     "logcosh": (lambda x: np.logaddexp(x, -x) - math.log(2), np.tanh, True),
-    "huber": (lambda x: np.where(abs(x) < 0.2, x**2 / 2, 0.2 * abs(x) - 0.02), lambda x: np.clip(x, -0.2, 0.2), True),
+    "huber": (
+        lambda x: np.where(abs(x) < 0.2, x**2 / 2, 0.2 * abs(x) - 0.02),
+        lambda x: np.clip(x, -0.2, 0.2),
+        True,
+    ),
     "cosine": (lambda x: 1 - np.cos(x), np.sin, False),
     "saturating": (lambda x: x**2 / (1 + x**2) / 2, lambda x: x / (1 + x**2) ** 2, False),
 }
@@ -149,27 +167,38 @@ FUNCTIONS = {  # per coordinate, with L = 1 and the minimum 0 at 0: (f, f', conv
 
 def promised(f, c, convex):
     """All bounds that we call guarantees, and that hold for this factorization and learning rate."""
-    of = {"gradient": [bounds.fresh_nonconvex_bound], "value": [bounds.convex_bound] if convex else []}
+    of = {
+        "gradient": [bounds.fresh_nonconvex_bound],
+        "value": [bounds.convex_bound] if convex else [],
+    }
     if c.step <= 1 / 4:
         of["gradient"].append(bounds.nonconvex_bound)
         of["value"] += [bounds.plain_convex_bound] if convex else []
     found = [(which, make(f, c)) for which, makers in of.items() for make in makers]
     if c.step <= 1 / 4:
-        tau = math.ceil(1 / (4 * c.step)), math.floor(4 / c.step)  # the ends of the range that we say it holds for
+        tau = (
+            math.ceil(1 / (4 * c.step)),
+            math.floor(4 / c.step),
+        )  # the ends of the range that we say it holds for
         found += [("gradient", bounds.nonconvex_bound(f, c, tau=t)) for t in tau]
     own = {
         "dp-sgd": [(bounds.pgd_bound, 1 / 2), (bounds.pgd_by_virtual_bound, 1 / 4)],
         "anti-pgd": [(bounds.anti_pgd_bound, 1 / 4), (bounds.anti_pgd_by_iterates_bound, 1 / 2)],
         "chess": [(bounds.chess_bound, 1 / 4)],
     }
-    return found + [("value", make(f, c)) for make, most in own.get(f.name, []) if convex and c.step <= most]
+    return found + [
+        ("value", make(f, c)) for make, most in own.get(f.name, []) if convex and c.step <= most
+    ]
 
 
 def quadratic(f, curvature, step, away, noise):
     """Exact means over t = 0 … T on f = (h/2)x², from ``away``, seen as a function with L = 1."""
     x = (1 - step * curvature) ** np.arange(f.steps + 1) * away
     squares = np.mean(x**2 + noise**2 * variances(f, curvature, step))
-    return {"gradient": curvature**2 * squares, "value": curvature / 2 * squares}, curvature / 2 * away**2
+    return {
+        "gradient": curvature**2 * squares,
+        "value": curvature / 2 * squares,
+    }, curvature / 2 * away**2
 
 
 def by_paths(rng, f, function, step, away, noise, paths=400):
@@ -186,11 +215,16 @@ def random_cases(rng):
     """``(factorization, constants, measured, convex)``: 300 quadratics at seven curvatures each, 200 other problems."""
     for i in range(500):
         f = random_factorization(rng)
-        step = float(np.exp(rng.uniform(math.log(1e-3), math.log(0.95 if rng.random() < 0.3 else 0.25))))
+        step = float(
+            np.exp(rng.uniform(math.log(1e-3), math.log(0.95 if rng.random() < 0.3 else 0.25)))
+        )
         away = rng.exponential(3.0) if rng.random() < 0.5 else 0.0
         noise = float(np.exp(rng.uniform(-2, 3)))
         if i < 300:
-            found = [(*quadratic(f, h, step, away, noise), True) for h in (1, 0.7, 0.4, 0.1, 0.03, 0.01, 0.001)]
+            found = [
+                (*quadratic(f, h, step, away, noise), True)
+                for h in (1, 0.7, 0.4, 0.1, 0.03, 0.01, 0.001)
+            ]
         else:
             function = list(FUNCTIONS.values())[i % 4]
             found = [(*by_paths(rng, f, function, step, away, noise), function[2])]
@@ -209,7 +243,9 @@ def test_no_guarantee_is_exceeded_on_500_random_problems(shown):
             worst[bound.source] = max(worst.get(bound.source, 0.0), ratio)
             checked += 1
         if convex and c.step * 8 * math.log2(f.steps) <= 1:
-            published = max(published, measured["value"] / bounds.published_convex_bound(f, c).total)
+            published = max(
+                published, measured["value"] / bounds.published_convex_bound(f, c).total
+            )
     shown(
         f"500 problems, {checked} bounds",
         "measured/bound at most " + ", ".join(f"{source} {r:.5f}" for source, r in worst.items()),
@@ -221,7 +257,14 @@ def test_no_guarantee_is_exceeded_on_500_random_problems(shown):
 def test_how_far_the_bounds_are_from_the_worst_quadratic(shown):
     """Not asked for: each bound's noise over the largest exact noise of any curvature up to L."""
     curvatures, off = np.geomspace(1e-3, 1, 10), {}
-    plans = [("dp-sgd", {}), ("anti-pgd", {}), ("chess", {}), ("tree", {}), ("dp-mf", {}), ("dp-mf+", {"tau": 50})]
+    plans = [
+        ("dp-sgd", {}),
+        ("anti-pgd", {}),
+        ("chess", {}),
+        ("tree", {}),
+        ("dp-mf", {}),
+        ("dp-mf+", {"tau": 50}),
+    ]
     for steps in (256, 1024):
         for name, options in [*plans, ("damped", {"rho": 0.99})]:
             f = ap.design(name, steps=steps, **options)
@@ -229,7 +272,10 @@ def test_how_far_the_bounds_are_from_the_worst_quadratic(shown):
                 c = Constants(1.0, step, 1.0, distance=0.0, gap=0.0)
                 v = np.array([variances(f, h, step).mean() for h in curvatures])
                 gradient, value = (curvatures**2 * v).max(), (curvatures / 2 * v).max()
-                found = [(bounds.fresh_nonconvex_bound(f, c), gradient), (bounds.convex_bound(f, c), value)]
+                found = [
+                    (bounds.fresh_nonconvex_bound(f, c), gradient),
+                    (bounds.convex_bound(f, c), value),
+                ]
                 found += [(bounds.nonconvex_bound(f, c), gradient)]
                 if 8 * step * math.log2(steps) <= 1:
                     found += [(bounds.published_convex_bound(f, c), value)]
@@ -237,7 +283,10 @@ def test_how_far_the_bounds_are_from_the_worst_quadratic(shown):
                     off.setdefault(bound.source, []).append(bound.noise / truth)
     words = ", ".join(f"{source} {min(v):.2f} … {max(v):.1f}" for source, v in off.items())
     shown("bound over the worst quadratic, 7 mechanisms", words, "nothing; we hold ours to 1 … 2")
-    for source in ("fresh noise in the virtual sequence (convex)", "fresh noise in the virtual sequence (non-convex)"):
+    for source in (
+        "fresh noise in the virtual sequence (convex)",
+        "fresh noise in the virtual sequence (non-convex)",
+    ):
         assert min(off[source]) >= 1
         assert max(off[source]) <= 2
 
@@ -250,19 +299,30 @@ def test_brackets_in_closed_form(shown):
     worst = 0.0
     for m, tau in [(1, 1), (1, 8), (4, 1), (3, 2), (4, 4), (5, 7), (8, 8), (2, 50), (25, 4)]:
         steps = m * tau
-        closed = {"dp-sgd": steps * (3 * tau - 1) / (2 * tau), "anti-pgd": (2 * m - 1) * (2 * tau - 1) / tau}
+        closed = {
+            "dp-sgd": steps * (3 * tau - 1) / (2 * tau),
+            "anti-pgd": (2 * m - 1) * (2 * tau - 1) / tau,
+        }
         if tau % 2 == 0:
             closed["chess"] = steps * (m + 2) / 2
         for name, value in closed.items():
             f = ap.design(name, steps=steps)
-            worst = max(worst, abs(bounds.noise_bracket(f, tau).weighted / f.sensitivity**2 / value - 1))
+            worst = max(
+                worst, abs(bounds.noise_bracket(f, tau).weighted / f.sensitivity**2 / value - 1)
+            )
     for (steps, tau), values in reference.BRACKETS.items():
         for name, value in zip(("dp-sgd", "anti-pgd", "chess"), values, strict=True):
             f = ap.design(name, steps=steps)
-            worst = max(worst, abs(bounds.noise_bracket(f, tau).weighted / f.sensitivity**2 / value - 1))
+            worst = max(
+                worst, abs(bounds.noise_bracket(f, tau).weighted / f.sensitivity**2 / value - 1)
+            )
     chess, m, tau = ap.design("chess", steps=100_000), 1000, 100
     long = abs(bounds.noise_bracket(chess, tau).weighted / (100_000 * (m + 2) / 2) - 1)
-    shown("brackets in closed form", f"{worst:.1e}; Chess, T = 100,000: {long:.1e}", "≤ 1e-12; ≤ 1e-10")
+    shown(
+        "brackets in closed form",
+        f"{worst:.1e}; Chess, T = 100,000: {long:.1e}",
+        "≤ 1e-12; ≤ 1e-10",
+    )
     assert worst <= 1e-12
     assert long <= 1e-10
 
@@ -282,7 +342,10 @@ def test_the_bracket_takes_linear_time(shown):
                 least = min(least, time.process_time() - began)
             took.append(least)
         exponents[name], last[name] = np.polyfit(np.log(lengths), np.log(took), 1)[0], took[-1]
-    words = ", ".join(f"{name} {exponents[name]:.2f} ({last[name]:.2f} s at {lengths[-1]:,})" for name in exponents)
+    words = ", ".join(
+        f"{name} {exponents[name]:.2f} ({last[name]:.2f} s at {lengths[-1]:,})"
+        for name in exponents
+    )
     shown("time of the bracket, exponent in T", words, "≤ 1.2")
     assert max(exponents.values()) <= 1.2
 
@@ -294,7 +357,10 @@ def test_the_bounds_reduce_to_the_rates_of_the_propositions(shown):
     for steps in (64, 256, 1024):
         pgd, anti = ap.design("dp-sgd", steps=steps), ap.design("anti-pgd", steps=steps)
         for step in (2 / steps, 0.01, 1 / (16 * math.log2(steps))):
-            for f, rate, own in ((pgd, step, bounds.pgd_bound), (anti, step**2, bounds.anti_pgd_bound)):
+            for f, rate, own in (
+                (pgd, step, bounds.pgd_bound),
+                (anti, step**2, bounds.anti_pgd_bound),
+            ):
                 c = Constants(1.0, step, 1 / f.sensitivity, distance=1.0, gap=1.0)
                 for make in (own, bounds.convex_bound, bounds.published_convex_bound):
                     power = 0 if make is not bounds.published_convex_bound or f is pgd else 1
@@ -302,8 +368,15 @@ def test_the_bounds_reduce_to_the_rates_of_the_propositions(shown):
                         continue
                     value = make(f, c).noise / rate / math.log2(steps) ** power
                     ratios.setdefault((f.name, make.__name__), []).append(value)
-    words = ", ".join(f"{n} {m.removesuffix('_bound')} {min(v):.2f} … {max(v):.2f}" for (n, m), v in ratios.items())
-    shown("noise over the proposition's rate (published on Anti-PGD: per log₂T)", words, "bounded, whatever T and γ")
+    words = ", ".join(
+        f"{n} {m.removesuffix('_bound')} {min(v):.2f} … {max(v):.2f}"
+        for (n, m), v in ratios.items()
+    )
+    shown(
+        "noise over the proposition's rate (published on Anti-PGD: per log₂T)",
+        words,
+        "bounded, whatever T and γ",
+    )
     assert max(ratios["dp-sgd", "pgd_bound"]) == pytest.approx(1)
     assert max(ratios["anti-pgd", "anti_pgd_bound"]) == pytest.approx(4)
     assert max(ratios["dp-sgd", "convex_bound"]) <= 0.5
@@ -320,8 +393,18 @@ def test_measured_noise_lies_between_lower_and_upper_bound(shown):
         steps = math.ceil(10 / step)
         c = Constants(L, step / L, sigma)
         for name, low, closed, make in (
-            ("dp-sgd", bounds.pgd_lower_bound(steps, c), bounds.pgd_noise(steps, c), bounds.pgd_bound),
-            ("anti-pgd", bounds.anti_pgd_lower_bound(c), bounds.anti_pgd_noise(steps, c), bounds.anti_pgd_bound),
+            (
+                "dp-sgd",
+                bounds.pgd_lower_bound(steps, c),
+                bounds.pgd_noise(steps, c),
+                bounds.pgd_bound,
+            ),
+            (
+                "anti-pgd",
+                bounds.anti_pgd_lower_bound(c),
+                bounds.anti_pgd_noise(steps, c),
+                bounds.anti_pgd_bound,
+            ),
         ):
             f = ap.design(name, steps=steps)
             measured = L / 2 * (sigma / f.sensitivity) ** 2 * variances(f, L, step / L)
@@ -329,7 +412,11 @@ def test_measured_noise_lies_between_lower_and_upper_bound(shown):
             published, ours = make(f, at_start).noise, bounds.convex_bound(f, at_start).noise
             last, mean = measured[-1], measured[1:].mean()
             assert last == pytest.approx(closed, rel=1e-10)
-            inside &= low <= min(last, mean) and measured.mean() <= ours <= published and last <= published
+            inside &= (
+                low <= min(last, mean)
+                and measured.mean() <= ours <= published
+                and last <= published
+            )
             lines.append((name, low / mean, ours / mean, published / mean))
     words = []
     for name in ("dp-sgd", "anti-pgd"):
@@ -391,7 +478,9 @@ def test_the_virtual_sequence_of_pgd_grows(shown):
     for step in (0.01, 0.05, 0.25):
         c = Constants(L, step / L, sigma)
         for steps in (math.ceil(2 * math.log(4) / step), 2000, 100_000):
-            least = min(least, bounds.pgd_virtual_noise(steps, c) / (step / L * step * sigma**2 * steps / 8))
+            least = min(
+                least, bounds.pgd_virtual_noise(steps, c) / (step / L * step * sigma**2 * steps / 8)
+            )
     rng, rate, paths = np.random.default_rng(3), 0.1, 4000
     z = sigma * rng.normal(size=(400, paths))
     x = bounds.iterates(lambda x: L * x, np.zeros(paths), np.cumsum(z, axis=0), rate)
@@ -413,7 +502,11 @@ def test_anti_pgd_is_randomized_smoothing_path_by_path(shown):
     rng, worst = np.random.default_rng(4), 0.0
     for _ in range(100):
         name = str(rng.choice(list(FUNCTIONS)))
-        z, start, rate = rng.normal(size=(200, 5)) * rng.exponential(2), rng.normal(size=5), rng.uniform(0.01, 1)
+        z, start, rate = (
+            rng.normal(size=(200, 5)) * rng.exponential(2),
+            rng.normal(size=5),
+            rng.uniform(0.01, 1),
+        )
         f = ap.design("anti-pgd", steps=200)
         x = bounds.iterates(FUNCTIONS[name][1], start, f.decoder() @ z, rate)
         smoothed = bounds.smoothed_iterates(FUNCTIONS[name][1], start, z, rate)
@@ -429,7 +522,9 @@ def test_the_loose_rates_are_loose(shown):
         c = Constants(1.0, step, 1.0, distance=0.0)
         pgd, anti = ap.design("dp-sgd", steps=steps), ap.design("anti-pgd", steps=steps)
         virtual = bounds.pgd_by_virtual_bound(pgd, c).noise / bounds.pgd_bound(pgd, c).noise
-        real = bounds.anti_pgd_by_iterates_bound(anti, c).noise / bounds.anti_pgd_bound(anti, c).noise
+        real = (
+            bounds.anti_pgd_by_iterates_bound(anti, c).noise / bounds.anti_pgd_bound(anti, c).noise
+        )
         words.append(f"T = {steps}: PGD {virtual:.1f}, Anti-PGD {real:.1f} times")
         assert virtual == pytest.approx(2 * step * steps)
         assert real == pytest.approx(1 / (4 * step))
@@ -439,11 +534,15 @@ def test_the_loose_rates_are_loose(shown):
 def test_the_rate_of_chess(shown):
     """On f = (L/2)x² at γL = 0.02 the truth grows as T, and so do the bounds: fitted exponents, T = 2,000 … 32,000."""
     step, lengths, found = 0.02, (2000, 8000, 32_000), []
-    curve = toeplitz_curve(math.sqrt(2) * (-1.0) ** np.arange(lengths[-1]), [1.0], step, 1.0) / 2  # h = 1: f = ‖∇f‖²/2
+    curve = (
+        toeplitz_curve(math.sqrt(2) * (-1.0) ** np.arange(lengths[-1]), [1.0], step, 1.0) / 2
+    )  # h = 1: f = ‖∇f‖²/2
     for steps in lengths:
         chess, c = ap.design("chess", steps=steps), Constants(1.0, step, 1.0, distance=0.0)
         truth = curve[:steps].sum() / (steps + 1)
-        found.append((truth, bounds.chess_bound(chess, c).noise, bounds.convex_bound(chess, c).noise))
+        found.append(
+            (truth, bounds.chess_bound(chess, c).noise, bounds.convex_bound(chess, c).noise)
+        )
     exponents = np.polyfit(np.log(lengths), np.log(found), 1)[0]
     shown(
         "Chess, exponent in T",

@@ -121,7 +121,11 @@ TAUS = [1, 2, 10, 50, 100, 200, 500, 1000, 5000]
 def mechanism(tau, **options):
     if tau == 1:
         return ap.design("dp-sgd", steps=STEPS)
-    return ap.design("dp-mf+", steps=STEPS, tau=tau, **options) if tau else ap.design("dp-mf", steps=STEPS, **options)
+    return (
+        ap.design("dp-mf+", steps=STEPS, tau=tau, **options)
+        if tau
+        else ap.design("dp-mf", steps=STEPS, **options)
+    )
 
 
 def average(f, gamma):
@@ -191,7 +195,11 @@ def test_simulation(shown, tau):
     apart = paths.apart[:, 49]
     off.append(abs(apart.mean() - rows) / (apart.std(ddof=1) / runs**0.5))
     words = ", ".join(f"{value:.2f}" for value in off)
-    shown(f"{f.name}, {runs} runs", f"{words} standard errors (average, last of ‖∇f‖², f − f*; ‖x − x̃‖²)", "≤ 4")
+    shown(
+        f"{f.name}, {runs} runs",
+        f"{words} standard errors (average, last of ‖∇f‖², f − f*; ‖x − x̃‖²)",
+        "≤ 4",
+    )
     assert max(off) <= 4
     assert not paths.apart[:, ::50].any()
 
@@ -200,13 +208,21 @@ def test_best_over_the_learning_rate_dp_mf(shown):
     f = mechanism(0)
     value, gamma = min((average(f, gamma), gamma) for gamma in (0.0045, 0.005, 0.0055))
     exactly = average(mechanism(0, buffers="exact"), gamma)
-    shown("DP-MF, best over γ", f"{value:.4f} at γ = {gamma} ({exactly:.4f} with all buffers)", "≤ 3.02")
+    shown(
+        "DP-MF, best over γ",
+        f"{value:.4f} at γ = {gamma} ({exactly:.4f} with all buffers)",
+        "≤ 3.02",
+    )
     assert max(value, exactly) <= 3.02
 
 
 def test_best_over_the_learning_rate_dp_mf_plus(shown):
     designs = {tau: mechanism(tau) for tau in (10, 50, 100)}
-    found = [(average(f, gamma), gamma, tau) for tau, f in designs.items() for gamma in (0.005, 0.0055, 0.006)]
+    found = [
+        (average(f, gamma), gamma, tau)
+        for tau, f in designs.items()
+        for gamma in (0.005, 0.0055, 0.006)
+    ]
     value, gamma, tau = min(found)
     exactly = average(mechanism(tau, buffers="exact"), gamma)
     measured = f"{value:.4f} at γ = {gamma}, τ = {tau} ({exactly:.4f} with all buffers)"

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from benchmarks import step as benchmark
 
 from antiphase.errors import StudyError
-from antiphase.studies import accuracies, cifar10, running, scattering
-from tests.studies.kept import cached
+from benchmarks import step as benchmark
+from experiments import accuracies, cifar10, runner, scattering
+from tests.experiments.kept import cached
 
 pytestmark = [
     pytest.mark.long,
@@ -23,14 +23,14 @@ PAPER = "the paper: DP-MF⁺ above DP-MF at every ε, both above DP-SGD for ε >
 def linear(tmp_path_factory):
     """Of `antiphase reproduce scattering`."""
     with cached(tmp_path_factory.mktemp("cache"), "cifar10"):
-        yield running.run(scattering, RESULTS)["summary"]
+        yield runner.run(scattering, RESULTS)["summary"]
 
 
 @pytest.fixture(scope="module")
 def network():
     """Of `antiphase reproduce cifar10`, if it was run: that takes an hour or two."""
     try:
-        return running.read(cifar10, RESULTS)["summary"]
+        return runner.read(cifar10, RESULTS)["summary"]
     except StudyError as error:
         pytest.skip(str(error))
 
@@ -39,17 +39,26 @@ def in_words(summary, epsilon):
     """Best first, with standard errors."""
     at = {name: values[epsilon] for name, values in summary["accuracy"].items()}
     order = sorted(at, key=lambda name: -at[name][0])
-    return ", ".join(f"{accuracies.LABELS[name].split(',')[0]} {accuracies.percent(at[name])}" for name in order)
+    return ", ".join(
+        f"{accuracies.LABELS[name].split(',')[0]} {accuracies.percent(at[name])}" for name in order
+    )
 
 
 @pytest.mark.parametrize("epsilon", ["4", "8", "16", "32"])
 def test_the_ordering_of_the_linear_model(linear, shown, epsilon):
     shown(
-        f"linear model on scattering features, 12 trials, ε = {epsilon}, best first", in_words(linear, epsilon), PAPER
+        f"linear model on scattering features, 12 trials, ε = {epsilon}, best first",
+        in_words(linear, epsilon),
+        PAPER,
     )
     ahead = {pair: accuracies.verdict(values[epsilon]) for pair, values in linear["ahead"].items()}
     # DP-MF⁺ as the paper says. DP-MF comes later: not above ε = 4, as there, but from 16 on.
-    assert ahead["dp-mf+ over dp-mf"] == ahead["dp-mf+ over dp-sgd"] == ahead["damped over dp-sgd"] == "better"
+    assert (
+        ahead["dp-mf+ over dp-mf"]
+        == ahead["dp-mf+ over dp-sgd"]
+        == ahead["damped over dp-sgd"]
+        == "better"
+    )
     assert (ahead["dp-mf over dp-sgd"] == "better") == (float(epsilon) >= 16)
     assert ahead["damped over dp-mf+"] != "worse"
     assert all(0 < values[epsilon][1] < 0.005 for values in linear["accuracy"].values())
@@ -59,13 +68,26 @@ def test_the_ordering_of_the_linear_model(linear, shown, epsilon):
 def test_the_ordering_of_the_network(network, shown, epsilon):
     claim = f"network, glimpses of {cifar10.SCALED['glimpse']} images, {network['trials']} trials, ε = {epsilon}"
     shown(f"{claim}, best first", in_words(network, epsilon), PAPER)
-    assert all(error > 0 for _, error in (values[epsilon] for values in network["accuracy"].values()))
+    assert all(
+        error > 0 for _, error in (values[epsilon] for values in network["accuracy"].values())
+    )
 
 
 def test_the_gap_to_the_papers_setting_is_described(shown):
-    section = (ROOT / "docs" / "results.md").read_text().partition("\n## CIFAR-10")[2].partition("\n## ")[0]
-    said = [words for words in ("138,330", "550,570", "8 of", "whole batches", "--full") if words in section]
-    shown("docs/results.md says what was scaled", ", ".join(said), "images, network, ε, trials, rates")
+    section = (
+        (ROOT / "docs" / "results.md")
+        .read_text()
+        .partition("\n## CIFAR-10")[2]
+        .partition("\n## ")[0]
+    )
+    said = [
+        words
+        for words in ("138,330", "550,570", "8 of", "whole batches", "--full")
+        if words in section
+    ]
+    shown(
+        "docs/results.md says what was scaled", ", ".join(said), "images, network, ε, trials, rates"
+    )
     assert len(said) == 5
 
 

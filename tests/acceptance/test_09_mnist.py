@@ -6,16 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphase.studies import mnist, running
-from tests.studies.kept import cached
-from tests.studies.private import by_engine, sampled_by_engine
+from experiments import mnist, runner
+from tests.experiments.kept import cached
+from tests.experiments.private import by_engine, sampled_by_engine
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.study,
 ]  # some ten minutes on two cores for the study itself, where it has not been run
 
-RESULTS = Path(__file__).parents[2] / "results"  # where `make reproduce` puts them; cells that are there are taken up
+RESULTS = (
+    Path(__file__).parents[2] / "results"
+)  # where `make reproduce` puts them; cells that are there are taken up
 MINUTES = 60
 ONCE, OFTEN = 0, 1  # one epoch, sixteen
 
@@ -29,7 +31,7 @@ def kept(tmp_path_factory):
 @pytest.fixture(scope="module")
 def record(kept):
     """Of `antiphase reproduce mnist`."""
-    return running.run(mnist, RESULTS)
+    return runner.run(mnist, RESULTS)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,12 @@ def points(gain, error):
 # ---- the loop ----------------------------------------------------------------------------------------------
 
 EPOCHS = {"one epoch": 1, "sixteen epochs": 16}
-KINDS = {"dp-sgd": {}, "dp-mf": {}, **{f"dp-mf+, τ = {tau}": {"tau": tau} for tau in mnist.TAUS}, "advised": {}}
+KINDS = {
+    "dp-sgd": {},
+    "dp-mf": {},
+    **{f"dp-mf+, τ = {tau}": {"tau": tau} for tau in mnist.TAUS},
+    "advised": {},
+}
 
 
 @pytest.mark.parametrize("epochs", EPOCHS)
@@ -54,13 +61,21 @@ def test_the_loop_is_the_engine(kept, shown, kind, epochs):
 
     The engine designs and calibrates by itself; what is advised, it is given.
     """
-    some = {"mechanism": kind.split(",")[0], "epochs": EPOCHS[epochs], "epsilons": [1.0]} | KINDS[kind] | mnist.COMMON
+    some = (
+        {"mechanism": kind.split(",")[0], "epochs": EPOCHS[epochs], "epsilons": [1.0]}
+        | KINDS[kind]
+        | mnist.COMMON
+    )
     some |= {"batch_size": mnist.BATCH_SIZES[EPOCHS[epochs]]}
     (mechanism,) = mnist.mechanisms(some)
     (ours,) = mnist.trained(some, [mechanism], trial=0)
     theirs = by_engine(some, 1.0, 0, mechanism if kind == "advised" else None)
     off, size = float(np.abs(ours - theirs).max()), float(np.abs(theirs).max())
-    shown(f"{kind}, {epochs}, ε = 1, all weights (up to {size:.2g})", f"{off:.1g} off PrivacyEngine", "≤ 1e-5")
+    shown(
+        f"{kind}, {epochs}, ε = 1, all weights (up to {size:.2g})",
+        f"{off:.1g} off PrivacyEngine",
+        "≤ 1e-5",
+    )
     assert size > 0.1
     assert off <= 1e-5
 
@@ -72,7 +87,11 @@ def test_the_loop_is_opacus_on_poisson_samples(kept, shown, epochs):
     some |= {"batch_size": mnist.BATCH_SIZES[EPOCHS[epochs]]}
     theirs, ours = sampled_by_engine(some, trial=0, multiplier={1: 0.64, 16: 1.69}[EPOCHS[epochs]])
     off, size = float(np.abs(ours - theirs).max()), float(np.abs(theirs).max())
-    shown(f"dp-sgd on Poisson samples, {epochs}, (up to {size:.2g})", f"{off:.1g} off PrivacyEngine", "≤ 1e-5")
+    shown(
+        f"dp-sgd on Poisson samples, {epochs}, (up to {size:.2g})",
+        f"{off:.1g} off PrivacyEngine",
+        "≤ 1e-5",
+    )
     assert size > 0.1
     assert off <= 1e-5
 
@@ -112,7 +131,9 @@ def test_dp_mf_plus_is_at_least_dp_mf(settings, shown, which):
 
 def test_by_eight_points_at_a_tenth_with_one_epoch(settings, shown):
     gain, error = settings[ONCE]["DP-MF⁺ over DP-MF"]["0.1"]
-    shown("1 epoch, ε = 0.1, DP-MF⁺(τ = T) over DP-MF", f"{points(gain, error)} points", "at least 8")
+    shown(
+        "1 epoch, ε = 0.1, DP-MF⁺(τ = T) over DP-MF", f"{points(gain, error)} points", "at least 8"
+    )
     assert gain >= 0.08
 
 

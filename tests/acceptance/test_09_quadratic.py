@@ -3,16 +3,19 @@
 import numpy as np
 import pytest
 
-from antiphase.studies import quadratic, running
+from experiments import quadratic, runner
 from tests.acceptance.test_08_quadratic import REFERENCE
 
-pytestmark = [pytest.mark.long, pytest.mark.study]  # ten minutes on two cores: the study itself, from nothing
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.study,
+]  # ten minutes on two cores: the study itself, from nothing
 
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     """Of `antiphase reproduce quadratic`."""
-    return running.run(quadratic, tmp_path_factory.mktemp("quadratic"))
+    return runner.run(quadratic, tmp_path_factory.mktemp("quadratic"))
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +42,14 @@ def test_dp_mf_plus_is_never_worse_in_the_average(rows, shown):
 
 def test_the_advantage_grows_with_the_learning_rate(rows, shown):
     gain = {rate: 100 * (1 - share(row, "average")) for rate, row in sorted(rows.items())}
-    shown("advantage in the average", ", ".join(f"{g:.2g} % at {rate:g}" for rate, g in gain.items()), "growing with γ")
-    assert (np.diff(list(gain.values())) > -1e-3).all()  # below a thousandth of a percent the two are the same
+    shown(
+        "advantage in the average",
+        ", ".join(f"{g:.2g} % at {rate:g}" for rate, g in gain.items()),
+        "growing with γ",
+    )
+    assert (
+        np.diff(list(gain.values())) > -1e-3
+    ).all()  # below a thousandth of a percent the two are the same
     assert (np.diff([g for g in gain.values() if abs(g) > 1e-3]) > 0).all()
 
 
@@ -61,8 +70,14 @@ def test_what_diverges_is_shown_so(record, tmp_path, shown):
     words = {row[0]: row for row in quadratic.words(record)[0].rows}
     rates = {row["rate"]: row for row in record["summary"]["rates"]}
     beyond = {rate: row for rate, row in rates.items() if rate > limit}
-    drawn = [path.read_text() for path in quadratic.draw(record, tmp_path) if path.name == "quadratic-average.svg"]
-    grows = ", ".join(f"{rate:g}: × {row['growth a step']:g} a step" for rate, row in beyond.items())
+    drawn = [
+        path.read_text()
+        for path in quadratic.draw(record, tmp_path)
+        if path.name == "quadratic-average.svg"
+    ]
+    grows = ", ".join(
+        f"{rate:g}: × {row['growth a step']:g} a step" for rate, row in beyond.items()
+    )
     early = ", ".join(f"{row['early']:.0e}" for row in beyond.values())
     measured = f"{grows}; ‖∇f‖² after {quadratic.EARLY} steps {early}"
     shown(f"γ > 2/L = {limit:g}", measured, "diverges, and is shown so")
@@ -77,7 +92,9 @@ def test_figures_agree_with_the_exact_values(record, shown):
     """Lines with an oracle's values, points with the lines: exact expectations from elsewhere, and simulated runs."""
     off, apart, points = 0.0, [], 0
     for place, key in enumerate(("average", "last")):
-        chart = quadratic._against_rates(record["summary"]["rates"], key, "", record["settings"]["runs"])
+        chart = quadratic._against_rates(
+            record["summary"]["rates"], key, "", record["settings"]["runs"]
+        )
         lines = {s.name: s for s in chart.series if s.line}
         marks = {s.name: s for s in chart.series if not s.line}
         for rate, values in REFERENCE.items():

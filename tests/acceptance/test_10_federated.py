@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase import files
+from antiphase._util import files
 from antiphase.errors import FileFormatError
 from antiphase.federated import Server, Verdict
-from antiphase.ledger import RECORD
+from antiphase.ledger.write_ahead import RECORD
 from antiphase.workload import SCHEDULES
 from tests.federated import setting
 
@@ -26,7 +26,8 @@ def test_noise_multipliers_map_to_epsilon(shown):
     """User-level, each user in one of 2,048 rounds, δ = 1e-6."""
     f = ap.design("dp-mf", steps=2048)
     found = [
-        ap.calibrate(f, noise_multiplier=0.341 * k, delta=1e-6, unit="user").epsilon(1e-6) for k in (1, 2, 4, 8, 16)
+        ap.calibrate(f, noise_multiplier=0.341 * k, delta=1e-6, unit="user").epsilon(1e-6)
+        for k in (1, 2, 4, 8, 16)
     ]
     asked = [17.65, 7.60, 3.44, 1.61, 0.76]
     shown("ε of noise multipliers 0.341 × {1, 2, 4, 8, 16}", [f"{e:.2f}" for e in found], asked)
@@ -42,14 +43,20 @@ def test_matching_the_workload_lowers_the_error(shown, steps):
     cooldown = np.ones(steps)
     cooldown[-(steps // 4) :] = np.linspace(1, 0.05, steps // 4)
     schedules = {"cooldown": cooldown} | {
-        name: np.array([SCHEDULES[name](t / steps) for t in range(steps)]) for name in ("cosine", "linear")
+        name: np.array([SCHEDULES[name](t / steps) for t in range(steps)])
+        for name in ("cosine", "linear")
     }
     prefix, gains = ap.design("dp-mf", steps=steps), {}
     for name, rates in schedules.items():
         workload = ap.Workload.sgd(steps, momentum=0.9, learning_rates=rates)
-        gains[name] = 1 - ap.design("dp-mf", workload=workload).error / replace(prefix, workload=workload).error
+        gains[name] = (
+            1
+            - ap.design("dp-mf", workload=workload).error / replace(prefix, workload=workload).error
+        )
     told = {name: f"{gain:.1%}" for name, gain in gains.items()}
-    shown(f"error below the prefix design's, {steps} rounds, momentum 0.9", told, "≥ 20 % (cooldown)")
+    shown(
+        f"error below the prefix design's, {steps} rounds, momentum 0.9", told, "≥ 20 % (cooldown)"
+    )
     assert gains["cooldown"] >= 0.2
 
 
@@ -62,8 +69,14 @@ def test_dropping_out_changes_neither_noise_nor_epsilon(shown, dropping):
     users, before = s.ask(setting.USERS), s.model
     setting.answer_all(s, users[gone:])
     after = s.finish()
-    sums = {name: sum((setting.update(i)[name] for i in range(4 - gone)), 0.0) for name in setting.TRAINED}
-    noise = {n: (after[n].astype(float) - before[n]) * s.clients_per_round - sums[n] for n in setting.TRAINED}
+    sums = {
+        name: sum((setting.update(i)[name] for i in range(4 - gone)), 0.0)
+        for name in setting.TRAINED
+    }
+    noise = {
+        n: (after[n].astype(float) - before[n]) * s.clients_per_round - sums[n]
+        for n in setting.TRAINED
+    }
     planned = setting.row(m, 3)
     error = max(np.abs(noise[name] - planned[name]).max() for name in setting.TRAINED)
     setting.train(s)
@@ -83,10 +96,20 @@ BAD = {
         Verdict.DUPLICATE,
     ),
     "answers too early": (lambda s, u: [s.receive("user 0", setting.update(1))], Verdict.EARLY),
-    "NaN": (lambda s, u: [s.receive(u, setting.update(1) | {"bias": np.full(3, np.nan)})], Verdict.NOT_FINITE),
-    "wrong shape": (lambda s, u: [s.receive(u, setting.update(1) | {"bias": np.zeros((3, 1))})], Verdict.MISSHAPEN),
+    "NaN": (
+        lambda s, u: [s.receive(u, setting.update(1) | {"bias": np.full(3, np.nan)})],
+        Verdict.NOT_FINITE,
+    ),
+    "wrong shape": (
+        lambda s, u: [s.receive(u, setting.update(1) | {"bias": np.zeros((3, 1))})],
+        Verdict.MISSHAPEN,
+    ),
     "1e30": (
-        lambda s, u: [s.receive(u, {n: np.full(setting.MODEL[n].shape, 1e30, np.float32) for n in setting.TRAINED})],
+        lambda s, u: [
+            s.receive(
+                u, {n: np.full(setting.MODEL[n].shape, 1e30, np.float32) for n in setting.TRAINED}
+            )
+        ],
         Verdict.CLIPPED,
     ),
 }
@@ -99,7 +122,10 @@ def test_bad_clients(shown, kind):
     users, before = s.ask(setting.USERS), s.model
     verdicts = BAD[kind][0](s, users[0])
     after = s.finish()
-    moved = {n: (after[n].astype(float) - before[n]) * 4 - setting.row(s.mechanism, 1)[n] for n in setting.TRAINED}
+    moved = {
+        n: (after[n].astype(float) - before[n]) * 4 - setting.row(s.mechanism, 1)[n]
+        for n in setting.TRAINED
+    }
     length = np.sqrt(sum((a**2).sum() for a in moved.values()))
     setting.train(s)
     shown(
@@ -139,8 +165,14 @@ def test_a_thousand_rounds_with_5000_users(shown):
     took = time.perf_counter() - began
     grown = (used[900] - used[300]) / 600
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    shown("1,000 rounds, 5,000 users", f"{took:.0f} s, {designed:.0f} s of it the design", "< 600 s")
-    shown("memory", f"{grown:+.0f} bytes a round from round 300 to 900; {peak:.0f} MiB at most", "does not grow")
+    shown(
+        "1,000 rounds, 5,000 users", f"{took:.0f} s, {designed:.0f} s of it the design", "< 600 s"
+    )
+    shown(
+        "memory",
+        f"{grown:+.0f} bytes a round from round 300 to 900; {peak:.0f} MiB at most",
+        "does not grow",
+    )
     assert took < 600
     assert grown < 100
     assert s.counts[Verdict.VACANT] == 0
@@ -155,7 +187,12 @@ def test_a_deployment_that_is_killed_goes_on(shown, tmp_path):
     from tests.federated.deployment import Deployment
 
     state, rounds, config = tmp_path / "state", 10, {"clients-per-round": 3, "min-separation": 1}
-    config |= {"num-server-rounds": rounds, "min-available-nodes": 2, "timeout": 60.0, "folder": str(state)}
+    config |= {
+        "num-server-rounds": rounds,
+        "min-available-nodes": 2,
+        "timeout": 60.0,
+        "folder": str(state),
+    }
     outcomes: dict[int, set[str]] = {}
 
     def released():
@@ -185,23 +222,33 @@ def test_a_deployment_that_is_killed_goes_on(shown, tmp_path):
         deployment.kill(deployment.nodes[0])
         killed_node = released()
         deployment.start_node(0)
-        deployment.wait(lambda: released() is not None and back(), 300, "the node does not come back")
+        deployment.wait(
+            lambda: released() is not None and back(), 300, "the node does not come back"
+        )
         answered = deployment.log("node0").count("Sent successfully")
         deployment.wait(
             lambda: released() > killed_node and deployment.log("node0").count("Sent successfully") > answered,
             400, "the node does not take part any more",
         )  # fmt: skip
-        deployment.wait(lambda: released() < rounds and (busy(0) or busy(1)), 100, "no round to kill the server in")
+        deployment.wait(
+            lambda: released() < rounds and (busy(0) or busy(1)),
+            100,
+            "no round to kill the server in",
+        )
         deployment.kill(deployment.link)
         killed_server = released()
         assert killed_server < rounds, "killed within the training"
         deployment.start_link()
         deployment.run(**config)
-        deployment.wait(lambda: released() >= rounds, 600, "does not go on after the server was killed")
+        deployment.wait(
+            lambda: released() >= rounds, 600, "does not go on after the server was killed"
+        )
     ledger = next(state.glob("key.*.ledger")).read_bytes()
     marks = [ledger[i : i + RECORD] for i in range(0, len(ledger), RECORD)]
     participation = ap.min_separation(rounds, 1)
-    f = ap.design("dp-mf+", workload=ap.Workload.sgd(rounds, momentum=0.9), participation=participation)
+    f = ap.design(
+        "dp-mf+", workload=ap.Workload.sgd(rounds, momentum=0.9), participation=participation
+    )
     m = ap.calibrate(f, epsilon=8.0, delta=1e-5, clip_norm=0.5, unit="user")
     model = {"weight": np.zeros((64, 10), np.float32), "bias": np.zeros(10, np.float32)}
     with Server(m, model, clients_per_round=3, folder=state) as s:

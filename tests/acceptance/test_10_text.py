@@ -6,9 +6,12 @@ import pytest
 
 from antiphase import data
 from antiphase.errors import DataError
-from antiphase.studies import accuracies, running, text
+from experiments import accuracies, runner, text
 
-pytestmark = [pytest.mark.long, pytest.mark.study]  # half an hour on two cores, where the study has not been run
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.study,
+]  # half an hour on two cores, where the study has not been run
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"  # where `make reproduce` puts them
@@ -22,8 +25,8 @@ def summary():
             data.load_texts("shakespeare")
         except DataError as error:
             pytest.skip(str(error))
-        running.run(text, RESULTS)
-    return running.read(text, RESULTS)["summary"]
+        runner.run(text, RESULTS)
+    return runner.read(text, RESULTS)["summary"]
 
 
 def settings(summary):
@@ -38,19 +41,33 @@ def test_what_matching_the_workload_does_to_accuracy(summary, shown):
             f"{100 * gain:+.1f} ± {100 * error:.1f} ({accuracies.verdict([gain, error])}) at {m}"
             for m, (gain, error) in gains.items()
         )
-        shown(f"{summary['data']}, {name}: points of DP-MF for the true workload over prefix sums", said, "measured")
+        shown(
+            f"{summary['data']}, {name}: points of DP-MF for the true workload over prefix sums",
+            said,
+            "measured",
+        )
         assert list(gains) == [f"{m:g}" for m in text.MULTIPLIERS]
     total, last = summary["errors"][text.MATCHED]
     base, base_last = summary["errors"][text.MF]
-    shown("the error it was predicted to lower", f"{total / base - 1:+.1%}, last {last / base_last - 1:+.1%}", "-20 %")
+    shown(
+        "the error it was predicted to lower",
+        f"{total / base - 1:+.1%}, last {last / base_last - 1:+.1%}",
+        "-20 %",
+    )
 
 
 def test_dp_mf_plus_and_dp_mf_are_alike(summary, shown):
     """The paper: no significant difference."""
     for name, setting in settings(summary).items():
         gains = setting["ahead"][f"{text.PLUS} over {text.MF}"]
-        said = ", ".join(f"{100 * gain:+.1f} ± {100 * error:.1f} at {m}" for m, (gain, error) in gains.items())
-        shown(f"{summary['data']}, {name}: points of DP-MF⁺ over DP-MF", said, "the paper: none that is significant")
+        said = ", ".join(
+            f"{100 * gain:+.1f} ± {100 * error:.1f} at {m}" for m, (gain, error) in gains.items()
+        )
+        shown(
+            f"{summary['data']}, {name}: points of DP-MF⁺ over DP-MF",
+            said,
+            "the paper: none that is significant",
+        )
         assert all(error >= 0 for _, error in gains.values())
 
 
@@ -63,12 +80,24 @@ def test_what_large_noise_does(summary, shown):
             for m in setting["by"][text.MF]
         }
         said = ", ".join(f"{count} at {m}" for m, count in collapsed.items())
-        shown(f"{name}: trials of DP-MF and DP-MF⁺ (of {summary['trials']}) that came to nothing", said, "reported")
+        shown(
+            f"{name}: trials of DP-MF and DP-MF⁺ (of {summary['trials']}) that came to nothing",
+            said,
+            "reported",
+        )
         assert len(collapsed) == len(text.MULTIPLIERS)
 
 
 def test_the_projection_says_what_it_is(summary, shown):
     page = (ROOT / "docs" / "results.md").read_text().partition("\n## Text")[2]
-    said = [words for words in ("projection", "no claim of privacy", "21,376", "92,172") if words in page]
-    shown("docs/results.md says of the projection", ", ".join(said), "what it is, the users it would need")
+    said = [
+        words
+        for words in ("projection", "no claim of privacy", "21,376", "92,172")
+        if words in page
+    ]
+    shown(
+        "docs/results.md says of the projection",
+        ", ".join(said),
+        "what it is, the users it would need",
+    )
     assert len(said) == 4

@@ -12,8 +12,16 @@ ROOT = Path(__file__).parents[2]
 
 def made(target):
     """What ``make target`` prints, with this interpreter, and how it ended."""
-    command = ["make", "--silent", "--old-file=.venv/.ready", f"BIN={Path(sys.executable).parent}", target]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=7200, check=False)
+    command = [
+        "make",
+        "--silent",
+        "--old-file=.venv/.ready",
+        f"BIN={Path(sys.executable).parent}",
+        target,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=7200, check=False
+    )
     return done.stdout, f"{done.stdout[-5000:]}\n{done.stderr[-5000:]}", done.returncode
 
 
@@ -35,7 +43,11 @@ def test_mutants_are_noticed(shown):
     table = re.search(r"^  file .*", printed, re.MULTILINE | re.DOTALL)
     assert table is not None, log
     share = re.search(r"^  together .* ([\d.]+)%$", printed, re.MULTILINE)
-    shown(f"mutants\n{table[0]}\n  killed", f"{share[1]} %", "90 % or more; survivors listed with a reason")
+    shown(
+        f"mutants\n{table[0]}\n  killed",
+        f"{share[1]} %",
+        "90 % or more; survivors listed with a reason",
+    )
     seconds = re.search(r"^  (\d+) s with (\d+) process", printed, re.MULTILINE)
     shown(f"mutants, seconds with {seconds[2]} process(es)", seconds[1], "3,600 or less with two")
     assert float(share[1]) >= 90

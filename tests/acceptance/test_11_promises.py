@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.audit import GaussianClaim, MechanismTrials, audit
-from tests.faults import test_kills as kills
+from antiphase.auditing.audit import GaussianClaim, MechanismTrials, audit
+from tests.adversarial import test_kills as kills
 from tests.planted.bugs import BUGS
 from tests.planted.lines import LINES
 from tests.planted.test_planted import put_in_all
@@ -30,11 +30,15 @@ def functions(file):
     """The tests of a file, and whether each is long."""
     tree = ast.parse((TESTS.parent / file).read_text())
     whole = any(
-        isinstance(n, ast.Assign) and "pytestmark" in ast.unparse(n) and "mark.long" in ast.unparse(n)
+        isinstance(n, ast.Assign)
+        and "pytestmark" in ast.unparse(n)
+        and "mark.long" in ast.unparse(n)
         for n in tree.body
     )
     found = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
-    return {n.name: whole or any("mark.long" in ast.unparse(d) for d in n.decorator_list) for n in found}
+    return {
+        n.name: whole or any("mark.long" in ast.unparse(d) for d in n.decorator_list) for n in found
+    }
 
 
 @pytest.mark.slow
@@ -51,7 +55,11 @@ def test_every_hazard_has_a_test_that_runs_when_it_should(shown):
         assert when == "N" or not all(long), f"row {number} is tested in make test-long alone"
         tests += len(found)
     fast = sum(when == "F" for _, when, _ in rows)
-    shown("hazards", f"{len(rows)} rows, {tests} tests, {fast} rows in make test", "rows 1–27, each by a test")
+    shown(
+        "hazards",
+        f"{len(rows)} rows, {tests} tests, {fast} rows in make test",
+        "rows 1–27, each by a test",
+    )
 
 
 # ---- planted bugs, and kills -------------------------------------------------------------------------------------
@@ -108,13 +116,19 @@ def test_50_kills(tmp_path, shown):
         ledgers = [next(folder.glob("key.*.ledger")).read_bytes() for folder in (alone, again)]
         kills.check([expected, json.loads((again / "result").read_text())], ledgers)
         same += 1
-    shown("SIGKILLs at random moments", f"{done}, {same} endings bit for bit, each step once, the same ε", "50, 50")
+    shown(
+        "SIGKILLs at random moments",
+        f"{done}, {same} endings bit for bit, each step once, the same ε",
+        "50, 50",
+    )
 
 
 # ---- an audit of a trainer, right and broken -------------------------------------------------------------------
 
 STEPS, WHEN = 16, 5
-PLAN = ap.calibrate(ap.design("dp-mf", steps=STEPS), noise_multiplier=1.0, clip_norm=0.5)  # 1-Gaussian privacy
+PLAN = ap.calibrate(
+    ap.design("dp-mf", steps=STEPS), noise_multiplier=1.0, clip_norm=0.5
+)  # 1-Gaussian privacy
 THRESHOLDS = (0.5, 0.75, 1.0, 1.5)  # fixed here, before any trial
 FAULTS = {
     "none": {},
@@ -158,7 +172,9 @@ def trainer(noise=1.0, when=(WHEN,), copies=1, clip=clipped):
 def test_audits_of_a_right_trainer_and_of_four_broken_ones(shown):
     claim, began, alarms, bounds = GaussianClaim(1.0), time.perf_counter(), {}, {}
     for fault, options in FAULTS.items():
-        found = [audit(trainer(**options), claim, trials=8000, thresholds=THRESHOLDS) for _ in range(40)]
+        found = [
+            audit(trainer(**options), claim, trials=8000, thresholds=THRESHOLDS) for _ in range(40)
+        ]
         alarms[fault] = sum(f.alarm for f in found)
         bounds[fault] = [f.lower_bound for f in found]
         assert all(f.confidence == 1 - 1e-6 for f in found)
@@ -166,7 +182,11 @@ def test_audits_of_a_right_trainer_and_of_four_broken_ones(shown):
     for fault, count in alarms.items():
         asked = "no alarm in 40" if fault == "none" else "40 of 40"
         low, high = min(bounds[fault]), max(bounds[fault])
-        shown(f"claimed μ = 1, fault: {fault}", f"{count} alarms of 40, μ ≥ {low:.3f} to {high:.3f}", asked)
+        shown(
+            f"claimed μ = 1, fault: {fault}",
+            f"{count} alarms of 40, μ ≥ {low:.3f} to {high:.3f}",
+            asked,
+        )
     shown("all audits", f"{seconds:.0f} s", "under 300 s")
     assert alarms == {fault: 0 if fault == "none" else 40 for fault in FAULTS}
     assert seconds < 300
@@ -177,7 +197,11 @@ def test_audits_of_a_right_trainer_and_of_four_broken_ones(shown):
 
 def plain_and_optimised(module, *arguments):
     """The worker as it is and under ``python -O``, side by side."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ANTIPHASE_CACHE": "off", "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "ANTIPHASE_CACHE": "off",
+        "PYTHONWARNINGS": "ignore",
+    }
     workers = [
         subprocess.Popen([sys.executable, *flags, "-m", module, *map(str, each)], cwd=TESTS.parent, env=environment,
                          stdout=subprocess.PIPE, text=True)
@@ -190,7 +214,7 @@ def plain_and_optimised(module, *arguments):
 
 @pytest.mark.long
 def test_10000_generated_calls(shown):
-    found = plain_and_optimised("tests.hostile.calls", (5000, 110), (5000, 111))
+    found = plain_and_optimised("tests.adversarial.calls", (5000, 110), (5000, 111))
     total = {what: sum(one[what] for one in found) for what in ("calls", "made", "refused")}
     failures = [failure for one in found for failure in one["failures"]]
     most = max(one["megabytes"] for one in found)
@@ -210,7 +234,9 @@ def test_10000_damaged_files(shown, tmp_path):
     folders = [tmp_path / "plain", tmp_path / "optimised"]
     for folder in folders:
         folder.mkdir()
-    found = plain_and_optimised("tests.hostile.damage", (folders[0], 5000, 110), (folders[1], 5000, 111))
+    found = plain_and_optimised(
+        "tests.adversarial.damage", (folders[0], 5000, 110), (folders[1], 5000, 111)
+    )
     failures = [failure for one in found for failure in one["failures"]]
     strays = [stray for one in found for stray in one["strays"]]
     count, refused = (sum(one[what] for one in found) for what in ("files", "refused"))

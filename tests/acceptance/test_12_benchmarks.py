@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from benchmarks.__main__ import QUESTIONS
 
 pytestmark = [pytest.mark.long, pytest.mark.study]  # a quarter of an hour, most of it the peers'
@@ -19,7 +20,15 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_what_is_asked_holds(shown, tmp_path, name):
-    command = [sys.executable, "-m", "benchmarks", name, "--json", "--output", str(tmp_path / "record.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        name,
+        "--json",
+        "--output",
+        str(tmp_path / "record.json"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout, done.stderr[-3000:]
     module = importlib.import_module(f"benchmarks.{name}")
@@ -38,8 +47,14 @@ def test_where_a_peer_wins_the_page_says_so_and_why(shown):
         pytest.skip("there is no whole run yet: python -m benchmarks --page makes it, and its page")
     record, page = json.loads(measured.read_text()), page.read_text()
     asked = {name: importlib.import_module(f"benchmarks.{name}") for name in record["questions"]}
-    lost = [loss for name, found in record["questions"].items() for loss in asked[name].losses(found)]
-    shown("comparisons in which a peer is ahead", f"{len(lost)}, all on the page", "shown, with the reason")
+    lost = [
+        loss for name, found in record["questions"].items() for loss in asked[name].losses(found)
+    ]
+    shown(
+        "comparisons in which a peer is ahead",
+        f"{len(lost)}, all on the page",
+        "shown, with the reason",
+    )
     for loss in lost:
         assert loss.what in page
         assert loss.why in page

@@ -19,18 +19,32 @@ def test_the_best_number_of_bands_is_that_of_an_exhaustive_search(shown):
     not keep the promise: by the accountant itself, for columns of norm 1."""
     said = []
     for epsilon, rate in PAIRS:
-        found = ap.best_bands("toeplitz", steps=STEPS, sampling_rate=rate, epsilon=epsilon, delta=DELTA)
+        found = ap.best_bands(
+            "toeplitz", steps=STEPS, sampling_rate=rate, epsilon=epsilon, delta=DELTA
+        )
         assert found.mechanism.epsilon() <= epsilon
-        best = [p for p in range(1, round(1 / rate) + 1) if _promised(p, rate, found.expected * (1 + 1e-9)) <= epsilon]
-        said.append(f"ε = {epsilon:g}, rate 1/{1 / rate:.0f}: {found.bands} and {best}, {len(found.tried)} tried")
+        best = [
+            p
+            for p in range(1, round(1 / rate) + 1)
+            if _promised(p, rate, found.expected * (1 + 1e-9)) <= epsilon
+        ]
+        said.append(
+            f"ε = {epsilon:g}, rate 1/{1 / rate:.0f}: {found.bands} and {best}, {len(found.tried)} tried"
+        )
         assert best == [found.bands]
-    shown("bands by search and by trying all, 64 steps", "; ".join(said), "the same for three (ε, rate)")
+    shown(
+        "bands by search and by trying all, 64 steps",
+        "; ".join(said),
+        "the same for three (ε, rate)",
+    )
 
 
 def _promised(bands, rate, expected):
     """ε of so many bands with so much expected squared noise."""
     s = math.sqrt(expected / ap.design("toeplitz", steps=STEPS, bands=bands).error)
-    return accounting.poisson_epsilon(s, DELTA, sampling_rate=bands * rate, steps=-(-STEPS // bands))
+    return accounting.poisson_epsilon(
+        s, DELTA, sampling_rate=bands * rate, steps=-(-STEPS // bands)
+    )
 
 
 @pytest.mark.slow
@@ -47,4 +61,8 @@ def test_the_frontier_is_what_brute_force_leaves(tmp_path, shown):
         said.append(f"{mark.replace('_', ' ')}: {'; '.join(marked)}")
         assert marked == left
         assert 0 < len(marked) < len(rows)
-    shown(f"frontier of {len(rows)} mechanisms", " | ".join(said), "what no other beats, by brute force")
+    shown(
+        f"frontier of {len(rows)} mechanisms",
+        " | ".join(said),
+        "what no other beats, by brute force",
+    )

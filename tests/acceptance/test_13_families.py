@@ -18,7 +18,10 @@ def rmse(f):
 
 
 def test_optimal_toeplitz_values(shown):
-    worst = max(ap.design("toeplitz", steps=t).error / value - 1 for t, value in reference.OPTIMAL_TOEPLITZ.items())
+    worst = max(
+        ap.design("toeplitz", steps=t).error / value - 1
+        for t, value in reference.OPTIMAL_TOEPLITZ.items()
+    )
     shown("optimal Toeplitz, T up to 256", f"at most {worst:.1e} above the reference", "≤ 1e-4")
     assert worst <= 1e-4
 
@@ -28,9 +31,13 @@ def test_blt_values(shown):
     above = []
     for buffers, (mean, largest) in reference.BLT.items():
         above.append(ap.design("blt", steps=256, buffers=buffers).error / 256 / mean - 1)
-        above.append(ap.design("blt", steps=256, buffers=buffers, objective=Maximum()).error / largest - 1)
+        above.append(
+            ap.design("blt", steps=256, buffers=buffers, objective=Maximum()).error / largest - 1
+        )
     words = ", ".join(f"{excess:.1e}" for excess in above)
-    shown("BLT, T = 256, 1–4 buffers, mean and maximum", f"above the reference by {words}", "≤ 1e-4")
+    shown(
+        "BLT, T = 256, 1–4 buffers, mean and maximum", f"above the reference by {words}", "≤ 1e-4"
+    )
     assert max(above) <= 1e-4
 
 
@@ -55,7 +62,11 @@ def test_maximum_error_optima(shown, steps):
     f = ap.design("optimal", steps=steps, objective=Maximum(), buffers="exact", tolerance=1e-6)
     high = reference.MAXIMUM_ERROR[steps][1]
     off = f.error / high**2 - 1
-    shown(f"least maximum error, T = {steps}", f"{off:.1e} above the reference, gap {f.gap:.1e}", "≤ 1e-4, certified")
+    shown(
+        f"least maximum error, T = {steps}",
+        f"{off:.1e} above the reference, gap {f.gap:.1e}",
+        "≤ 1e-4, certified",
+    )
     assert -1e-9 <= off <= 1e-4
     assert f.lower_bound <= high**2 * (1 + 1e-9)
 
@@ -81,7 +92,11 @@ def test_epoch_baselines(shown, epochs, root, inverse):
     common = {"steps": 256, "epochs": epochs}
     root_of = ap.design("sqrt-toeplitz", normalized=False, bands=256 // epochs, **common)
     found = rmse(root_of), rmse(ap.design("bisr", **common))
-    shown(f"banded roots, (256, {epochs})", f"{found[0]:.3f} and {found[1]:.3f}", f"{root} and {inverse}")
+    shown(
+        f"banded roots, (256, {epochs})",
+        f"{found[0]:.3f} and {found[1]:.3f}",
+        f"{root} and {inverse}",
+    )
     assert found == pytest.approx((root, inverse), abs=0.006)
 
 
@@ -92,10 +107,15 @@ def test_four_buffers_beat_every_banded_and_blt_encoder_of_16_vectors(shown):
     began = time.perf_counter()
     f = ap.design("dp-mf", steps=steps, epochs=epochs, buffers=4)
     took = time.perf_counter() - began
-    others = {f"blt, {m} buffers": ap.design("blt", steps=steps, epochs=epochs, buffers=m) for m in (1, 2, 4, 8)}
+    others = {
+        f"blt, {m} buffers": ap.design("blt", steps=steps, epochs=epochs, buffers=m)
+        for m in (1, 2, 4, 8)
+    }
     for bands in (2, 4, 8, 17):  # 17 diagonals keep 16 vectors
         others[f"banded, {bands}"] = ap.design("banded", steps=steps, epochs=epochs, bands=bands)
-        others[f"toeplitz, {bands}"] = ap.design("toeplitz", steps=steps, epochs=epochs, bands=bands)
+        others[f"toeplitz, {bands}"] = ap.design(
+            "toeplitz", steps=steps, epochs=epochs, bands=bands
+        )
         others[f"bisr, {bands}"] = ap.design("bisr", steps=steps, epochs=epochs, bands=bands)
     # What no BLT can beat, of however many buffers: they are Toeplitz. (It keeps 2,047 vectors.)
     others["toeplitz, all coefficients"] = ap.design("toeplitz", steps=steps, epochs=epochs)
@@ -120,10 +140,17 @@ def test_minimum_separation_is_exact_or_says_that_it_is_a_bound(shown):
         f = ap.design(name, steps=64, participation=participation, **options)
         statement = ap.calibrate(f, epsilon=1.0, delta=1e-5).statement()
         assert statement.sensitivity_is_exact == f.sensitivity_is_exact
-        assert f.sensitivity >= sensitivity(f.encoder(), participation) * (1 - 1e-9) or f.sensitivity_is_exact
+        assert (
+            f.sensitivity >= sensitivity(f.encoder(), participation) * (1 - 1e-9)
+            or f.sensitivity_is_exact
+        )
         label = name + "".join(f" {value}" for value in options.values())
         words[label] = "exact" if f.sensitivity_is_exact else "a bound"
-    shown("minimum separation", ", ".join(f"{k}: {v}" for k, v in words.items()), "exact where known, else said")
+    shown(
+        "minimum separation",
+        ", ".join(f"{k}: {v}" for k, v in words.items()),
+        "exact where known, else said",
+    )
     assert [k for k, v in words.items() if v == "a bound"] == ["banded 24", "sqrt-toeplitz"]
 
 
@@ -133,15 +160,23 @@ def test_optimal_toeplitz_of_a_million_steps(shown):
     f = ap.design("toeplitz", steps=1_000_000)
     root = ap.design("sqrt-toeplitz", steps=1_000_000, normalized=False)
     took = time.perf_counter() - began
-    shown("optimal Toeplitz, T = 10⁶", f"RMSE {rmse(f):.5f} (square root {rmse(root):.5f}) in {took:.0f} s", "found")
+    shown(
+        "optimal Toeplitz, T = 10⁶",
+        f"RMSE {rmse(f):.5f} (square root {rmse(root):.5f}) in {took:.0f} s",
+        "found",
+    )
     assert f.error < root.error
 
 
-@pytest.mark.parametrize(("bands", "theirs"), [(16, 39.675), pytest.param(64, 15.982, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("bands", "theirs"), [(16, 39.675), pytest.param(64, 15.982, marks=pytest.mark.long)]
+)
 def test_banded_errors_of_another_library(shown, bands, theirs):
     """Mean squared error at T = 1024, measured with JAX Privacy 2.0.0, which takes 16 and 49 s on two cores."""
     began = time.perf_counter()
     f = ap.design("banded", steps=1024, bands=bands)
     took = time.perf_counter() - began
-    shown(f"banded, {bands}, T = 1024", f"{f.error / 1024:.4f} in {took:.1f} s", f"≤ 1.001 × {theirs}")
+    shown(
+        f"banded, {bands}, T = 1024", f"{f.error / 1024:.4f} in {took:.1f} s", f"≤ 1.001 × {theirs}"
+    )
     assert f.error / 1024 <= 1.001 * theirs

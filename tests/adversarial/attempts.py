@@ -57,7 +57,13 @@ def tried(row, what, asked, *cases):
         for case in cases or [None]:
             arguments = case if isinstance(case, tuple) else () if case is None else (case,)
             words = ", ".join(
-                [what, *[a if isinstance(a, str) else getattr(a, "__name__", repr(a)) for a in arguments]]
+                [
+                    what,
+                    *[
+                        a if isinstance(a, str) else getattr(a, "__name__", repr(a))
+                        for a in arguments
+                    ],
+                ]
             )
             kinds = (asked,) if isinstance(asked, str) else tuple(asked)
             ATTEMPTS.append(Attempt(row, words, kinds, functools.partial(function, *arguments)))
@@ -76,11 +82,23 @@ def targets_for(count):
 class Setup:
     """A training whose batches are ``inputs``, all in one; if ``trusted``, on whatever is handed to `step`."""
 
-    def __init__(self, model, inputs, targets=None, mode="hooks", *, trusted=False, batch_size=None, **options):
+    def __init__(
+        self,
+        model,
+        inputs,
+        targets=None,
+        mode="hooks",
+        *,
+        trusted=False,
+        batch_size=None,
+        **options,
+    ):
         self.model, self.inputs = model, inputs
         self.targets = targets_for(len(inputs)) if targets is None else targets
         self.inner = options.pop("inner", None) or torch.optim.SGD(model.parameters(), lr=1e-3)
-        loader = DataLoader(TensorDataset(inputs, self.targets), batch_size=batch_size or len(inputs))
+        loader = DataLoader(
+            TensorDataset(inputs, self.targets), batch_size=batch_size or len(inputs)
+        )
         self.engine = PrivacyEngine(
             mechanism=options.pop("mechanism", "dp-mf"), key=options.pop("key", ap.Key.insecure(1))
         )
@@ -129,9 +147,13 @@ def gradients_alone(model, inputs, targets, loss):
     """The gradient of each example in a batch of one, in float64."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     for x, y in zip(inputs, targets, strict=True):
-        gradients = torch.autograd.grad(loss(model, x[None], y[None]), parameters, allow_unused=True)
+        gradients = torch.autograd.grad(
+            loss(model, x[None], y[None]), parameters, allow_unused=True
+        )
         pairs = zip(parameters, gradients, strict=True)
-        yield torch.cat([(torch.zeros_like(p) if g is None else g).double().flatten() for p, g in pairs])
+        yield torch.cat(
+            [(torch.zeros_like(p) if g is None else g).double().flatten() for p, g in pairs]
+        )
 
 
 def cross_entropy(model, inputs, targets):
@@ -156,14 +178,24 @@ def exact(make, inputs, targets=None, mode="hooks", *, step=plain, loss=cross_en
     step(setup, *next(iter(setup.loader)))
     most, expected = CLIP * (1 - setup.optimizer.clip_margin), 0.0
     for i, g in enumerate(gradients_alone(reference, wide, targets, loss)):
-        expected = expected if i in left_out else expected + g * min(1.0, most / float(g.norm().clamp(min=1e-300)))
+        expected = (
+            expected
+            if i in left_out
+            else expected + g * min(1.0, most / float(g.norm().clamp(min=1e-300)))
+        )
     error = float((setup.released() - expected).norm() / expected.norm())
-    moved = max(contributions(make, inputs, targets, mode, step=step, which=which, same_shape=same_shape, **options))
+    moved = max(
+        contributions(
+            make, inputs, targets, mode, step=step, which=which, same_shape=same_shape, **options
+        )
+    )
     kind = "exact" if error <= tolerance and moved <= 1.0 else "WRONG"
     return Outcome(kind, f"{moved:.4f} C, sum differs by {error:.0e}")
 
 
-def contributions(make, inputs, targets=None, mode="hooks", *, step=plain, which=None, same_shape=False, **options):
+def contributions(
+    make, inputs, targets=None, mode="hooks", *, step=plain, which=None, same_shape=False, **options
+):
     """By how many clip norms the released sum moves when an example is left out, for the first, last, and middle.
 
     If ``same_shape``, it is replaced by one that is not finite: layers in low precision round by the batch size.
@@ -205,7 +237,11 @@ def warned(action, words):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         action()
-    ours = [str(w.message) for w in seen if issubclass(w.category, AntiphaseWarning) and words in str(w.message)]
+    ours = [
+        str(w.message)
+        for w in seen
+        if issubclass(w.category, AntiphaseWarning) and words in str(w.message)
+    ]
     return Outcome("warned", "AntiphaseWarning") if ours else Outcome("WRONG", "silent")
 
 

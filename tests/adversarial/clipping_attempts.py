@@ -84,7 +84,9 @@ def cancelling_tokens(kind, mode):
     ]:  # fmt: skip
         x = cancelling(4 if length > 64 else 12, length, scale, remainder, kind)
         make = seeded(lambda: Weighted(LAYERS[kind]()))
-        worst = max(worst, *contributions(make, x, mode=mode, criterion=Dot, probe=False, which=[0]))
+        worst = max(
+            worst, *contributions(make, x, mode=mode, criterion=Dot, probe=False, which=[0])
+        )
     return Outcome("exact" if worst <= 1.0 else "WRONG", f"{worst:.4f} C")
 
 
@@ -95,7 +97,11 @@ def copies_that_cancel(mode):
     x[..., :-1], x[..., -1] = data(24), 1e5 * torch.tensor([1.0, 1.0, -2.0, 1.0, 1.0, -2.0])
     x[0] = data(6, 25)
     make = seeded(lambda: Weighted(LAYERS["linear"]()))
-    worst = max(contributions(make, x, torch.zeros(101).long(), mode, criterion=Dot, probe=False, which=[0, 50]))
+    worst = max(
+        contributions(
+            make, x, torch.zeros(101).long(), mode, criterion=Dot, probe=False, which=[0, 50]
+        )
+    )
     return Outcome("exact" if worst <= 1.0 else "WRONG", f"{worst:.4f} C")
 
 
@@ -104,7 +110,9 @@ class Deep(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 3))
+        self.layers = nn.Sequential(
+            nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 3)
+        )
 
     def forward(self, x):
         return (self.layers(x[..., :-1]) * x[..., -1:]).sum(dim=1)
@@ -116,14 +124,22 @@ def copies_that_cancel_deep(mode):
     worst = 0.0
     for batch in (2, 3, 200):
         x = torch.zeros(batch, 6, 6)
-        x[..., :-1], x[..., -1] = data(5, seed=1), 1e6 * torch.tensor([1.0, 1.0, -2.0, 1.0, 1.0, -2.0])
+        x[..., :-1], x[..., -1] = (
+            data(5, seed=1),
+            1e6 * torch.tensor([1.0, 1.0, -2.0, 1.0, 1.0, -2.0]),
+        )
         x[0] = data(6, 6, seed=2)
         targets = torch.zeros(batch).long()
-        worst = max(worst, *contributions(seeded(Deep), x, targets, mode, criterion=Dot, probe=False, which=[0]))
+        worst = max(
+            worst,
+            *contributions(seeded(Deep), x, targets, mode, criterion=Dot, probe=False, which=[0]),
+        )
     return Outcome("exact" if worst <= 1.0 else "WRONG", f"{worst:.4f} C")
 
 
-@tried(28, "tokens that do not cancel", "exact", *[(kind, mode) for kind in LAYERS for mode in MODES])
+@tried(
+    28, "tokens that do not cancel", "exact", *[(kind, mode) for kind in LAYERS for mode in MODES]
+)
 def ordinary_tokens(kind, mode):
     """The same layers on ordinary tokens: the sum is that of a loop."""
     x = data(12, 6, 25)
@@ -134,7 +150,9 @@ def ordinary_tokens(kind, mode):
         return Dot()(model(inputs), targets)
 
     make = seeded(lambda: Weighted(LAYERS[kind]()))
-    tolerance = 1e-3 if mode == "ghost" else TOLERANCE  # its norms are upper bounds, by 1.6e-5·(S/‖G‖)²
+    tolerance = (
+        1e-3 if mode == "ghost" else TOLERANCE
+    )  # its norms are upper bounds, by 1.6e-5·(S/‖G‖)²
     return exact(make, x, mode=mode, criterion=Dot, loss=loss, tolerance=tolerance)
 
 
@@ -266,7 +284,12 @@ def retained_plain(setup, inputs, targets):
 PLAIN = [extra_backward, gradients_by_hand, penalty, retained_plain]
 
 
-@tried(30, "another backward pass", "exact", *[(step, mode) for step in PLAIN for mode in ("hooks", "ghost")])
+@tried(
+    30,
+    "another backward pass",
+    "exact",
+    *[(step, mode) for step in PLAIN for mode in ("hooks", "ghost")],
+)
 def another_backward(step, mode):
     """Only what the private backward pass recorded is released."""
     return exact(small_model, data(12, 5), mode=mode, step=step)
@@ -373,7 +396,13 @@ def mixed_dtypes(name, mode):
     low = any(d in (torch.bfloat16, torch.float16) for d in MIXED[name])
     make = seeded(lambda: Cast(*MIXED[name]))
     return exact(
-        make, data(12, 5), mode=mode, double=False, tolerance=2e-2 if low else 1e-4, same_shape=low, which=range(12)
+        make,
+        data(12, 5),
+        mode=mode,
+        double=False,
+        tolerance=2e-2 if low else 1e-4,
+        same_shape=low,
+        which=range(12),
     )
 
 
@@ -395,7 +424,12 @@ def autocast_loss(model, inputs, targets):
         return cross_entropy(model, inputs, targets)
 
 
-@tried(36, "autocast", "exact", *[(step, mode) for step in (under_autocast, all_under_autocast) for mode in MODES])
+@tried(
+    36,
+    "autocast",
+    "exact",
+    *[(step, mode) for step in (under_autocast, all_under_autocast) for mode in MODES],
+)
 def autocast(step, mode):
     """Products of norms and sums are float32 under autocast too."""
     return exact(
@@ -410,7 +444,10 @@ class LowPrecisionProducts(TorchDispatchMode):
     PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv, torch.ops.aten.addmm)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket in self.PRODUCTS and torch.backends.cuda.matmul.fp32_precision != "ieee":
+        if (
+            func.overloadpacket in self.PRODUCTS
+            and torch.backends.cuda.matmul.fp32_precision != "ieee"
+        ):
             args = [a.bfloat16().float() if a.dtype is torch.float32 else a for a in args]
         return func(*args, **(kwargs or {}))
 
@@ -449,7 +486,10 @@ class Scaled(nn.Module):
 
 
 @tried(
-    36, "products in low precision (emulated)", "exact", *[(make, mode) for make in (Wide, Scaled) for mode in MODES]
+    36,
+    "products in low precision (emulated)",
+    "exact",
+    *[(make, mode) for make in (Wide, Scaled) for mode in MODES],
 )
 def low_precision_products(make, mode):
     """The flag is not used for sums. Inputs are such that bfloat16 rounds each up, by 0.36 %: more than the margin."""
@@ -468,7 +508,12 @@ def low_precision_products(make, mode):
 # Row 37: examples that are not finite
 
 
-@tried(37, "an example with NaN", "exact", *[(value, mode) for value in ("nan", "inf") for mode in MODES])
+@tried(
+    37,
+    "an example with NaN",
+    "exact",
+    *[(value, mode) for value in ("nan", "inf") for mode in MODES],
+)
 def not_finite(value, mode):
     """It contributes nothing, and tensors as long as the batch stay in order."""
 

@@ -5,7 +5,17 @@ import io
 import torch
 from torch import nn
 
-from tests.adversarial.attempts import MODES, Outcome, Setup, data, refused, seeded, small_model, tokens, tried
+from tests.adversarial.attempts import (
+    MODES,
+    Outcome,
+    Setup,
+    data,
+    refused,
+    seeded,
+    small_model,
+    tokens,
+    tried,
+)
 
 # Row 34: layers that write into the model
 
@@ -125,7 +135,11 @@ class Frozen(nn.Module):
         self.register_buffer("variance", torch.ones(4))
 
     def forward(self, x):
-        return self.head(nn.functional.batch_norm(self.layer(x), self.mean, self.variance, training=not self.fixed))
+        return self.head(
+            nn.functional.batch_norm(
+                self.layer(x), self.mean, self.variance, training=not self.fixed
+            )
+        )
 
 
 @tried(34, "batch normalisation unfrozen after the first step", "refused", *MODES)
@@ -173,7 +187,9 @@ def patterns(tensors):
         flat = tensor.detach().reshape(len(tensor) if tensor.ndim > 1 else 1, -1)
         for row in flat:
             if len(row) >= 3 and bool(row[:3].abs().min() > 0):
-                found |= {row[:3].to(dtype).numpy().tobytes() for dtype in (torch.float32, torch.float64)}
+                found |= {
+                    row[:3].to(dtype).numpy().tobytes() for dtype in (torch.float32, torch.float64)
+                }
     return found
 
 
@@ -212,7 +228,9 @@ def saved(what, mode, wrap):
     setup.optimizer.zero_grad()
     call = setup.module if wrap else setup.model
     setup.criterion(call(inputs), targets).backward()
-    kept["gradients of examples"] += [p.grad.clone() for p in setup.optimizer.params if p.grad is not None]
+    kept["gradients of examples"] += [
+        p.grad.clone() for p in setup.optimizer.params if p.grad is not None
+    ]
     setup.optimizer.step()
     setup.optimizer.release.guards.remove(look)
     for handle in handles:
@@ -220,7 +238,10 @@ def saved(what, mode, wrap):
     file, item = io.BytesIO(), setup.model if what == "model" else setup.module
     try:
         torch.save(item, file)
-    except (AttributeError, TypeError):  # functions of Opacus' hooks cannot be pickled: what would be in the file?
+    except (
+        AttributeError,
+        TypeError,
+    ):  # functions of Opacus' hooks cannot be pickled: what would be in the file?
         file = io.BytesIO()
         torch.save([*setup.model.parameters(), *held(setup.model)], file)
     content = file.getvalue()

@@ -80,7 +80,12 @@ SETTINGS = [
 ]
 
 
-@tried(31, "changed after make_private", "refused", *[(change, mode) for change in SETTINGS for mode in MODES])
+@tried(
+    31,
+    "changed after make_private",
+    "refused",
+    *[(change, mode) for change in SETTINGS for mode in MODES],
+)
 def changed_setting(change, mode):
     """ε was computed, and noise is scaled, for the values that make_private saw."""
     setup = Setup(small_model(), data(12, 5), mode=mode)
@@ -174,7 +179,12 @@ class Swapped(nn.Module):
         return self.layer(x).mean(dim=0)
 
 
-@tried(33, "inputs whose examples are not first", "refused", *[(name, mode) for name in LENGTHS for mode in MODES])
+@tried(
+    33,
+    "inputs whose examples are not first",
+    "refused",
+    *[(name, mode) for name in LENGTHS for mode in MODES],
+)
 def inputs_with_time_first(name, mode):
     """The model takes (time, examples, features), and nobody said so (batch_first=True): make_private refuses."""
     return refused(lambda: Setup(seeded(Swapped)(), data(12, LENGTHS[name], 3), mode=mode))

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from antiphase.torch.engine import OPTIMIZERS
 from antiphase.torch.ghost_clipping import GhostTensor, recorded
+from antiphase.torch.privacy_engine import OPTIMIZERS
 from antiphase.torch.release import row_of
 from tests.torch.setting import Training
 
@@ -29,10 +29,25 @@ CASES_A_BATCH = 8
 MOST_NUMBERS = 2**22  # of a batch's inputs and outputs
 MODES = ("hooks", "functorch", "ghost", "per layer")
 DTYPES = ("float32", "bfloat16", "autocast")
-NEIGHBOURS = {"removed": 1, "zeroed": 1, "replaced": 2}  # and by how many clip norms the sum may move
+NEIGHBOURS = {
+    "removed": 1,
+    "zeroed": 1,
+    "replaced": 2,
+}  # and by how many clip norms the sum may move
 LAYERS = ("Linear, tokens", "Linear, vectors", "Conv1d", "Conv2d", "Embedding", "LayerNorm", "RMSNorm", "GroupNorm",
           "InstanceNorm")  # fmt: skip
-KINDS = ("plain", "cancelling", "nearly", "null", "limit", "thirds", "aligned", "huge", "tiny", "nan")
+KINDS = (
+    "plain",
+    "cancelling",
+    "nearly",
+    "null",
+    "limit",
+    "thirds",
+    "aligned",
+    "huge",
+    "tiny",
+    "nan",
+)
 CROWDS = (*KINDS[:7], "mixed", "mixed")
 
 
@@ -62,9 +77,18 @@ class Layer:
             self.d = self.channels * self.kernel
             self.p = self.groups * draw.choice([1, 2, 4])
             if draw.random() < 0.3:
-                self.p, self.groups, length = 64, 1, draw.randint(2, 4)  # positions are few: factors, not gradients
+                self.p, self.groups, length = (
+                    64,
+                    1,
+                    draw.randint(2, 4),
+                )  # positions are few: factors, not gradients
             self.module = nn.Conv1d(
-                self.channels, self.p, self.kernel, stride=self.kernel, groups=self.groups, bias=bias
+                self.channels,
+                self.p,
+                self.kernel,
+                stride=self.kernel,
+                groups=self.groups,
+                bias=bias,
             )
         elif name == "Conv2d":
             self.kernel, self.channels = draw.choice([1, 2, 3]), draw.choice([1, 3, 8])
@@ -73,7 +97,9 @@ class Layer:
             if draw.random() < 0.3:
                 self.p, self.side = 64, 2
             length = self.side**2
-            self.module = nn.Conv2d(self.channels, self.p, self.kernel, stride=self.kernel, bias=bias)
+            self.module = nn.Conv2d(
+                self.channels, self.p, self.kernel, stride=self.kernel, bias=bias
+            )
         elif name == "Embedding":
             self.rows = draw.choice([3, 50, 1000])
             self.module = nn.Embedding(self.rows, self.p, padding_idx=draw.choice([None, 1]))
@@ -84,21 +110,31 @@ class Layer:
             self.d = self.p = draw.choice([2, 4, 16, 32])
             length = max(length, 2)
             grouped = name == "GroupNorm"
-            self.module = nn.GroupNorm(2, self.d) if grouped else nn.InstanceNorm1d(self.d, affine=True)
+            self.module = (
+                nn.GroupNorm(2, self.d) if grouped else nn.InstanceNorm1d(self.d, affine=True)
+            )
         self.length = length
-        self.examples = max(1, min(int(2 ** draw.uniform(0, 9.001)), MOST_NUMBERS // (length * (self.p + self.d))))
+        self.examples = max(
+            1, min(int(2 ** draw.uniform(0, 9.001)), MOST_NUMBERS // (length * (self.p + self.d)))
+        )
 
     def input(self, a):
         """The input of one example, from its tokens (T, d)."""
         if self.name == "Linear, vectors":
             return a[0]
         if self.name == "Embedding":
-            return (a[:, 0].abs() * 997).long() % self.rows  # tokens with the same numbers are the same
+            return (
+                a[:, 0].abs() * 997
+            ).long() % self.rows  # tokens with the same numbers are the same
         if self.name == "Conv1d":
             return a.view(-1, self.channels, self.kernel).transpose(0, 1).reshape(self.channels, -1)
         if self.name == "Conv2d":
             k, side = self.kernel, self.side
-            return a.view(side, side, self.channels, k, k).permute(2, 0, 3, 1, 4).reshape(self.channels, side * k, -1)
+            return (
+                a.view(side, side, self.channels, k, k)
+                .permute(2, 0, 3, 1, 4)
+                .reshape(self.channels, side * k, -1)
+            )
         return a.T if self.name in ("GroupNorm", "InstanceNorm") else a
 
     def weight(self, g):
@@ -122,12 +158,20 @@ def tokens(layer, kind, scales, generator):
             g[half : 2 * half] *= 1 + small_share(generator)
         order = torch.randperm(t, generator=generator)
         a, g = a[order], g[order]
-    elif kind == "null" and half:  # no two tokens are alike: gradients in the null space of the inputs
-        basis = torch.linalg.qr(torch.randn(t, min(half, 4), generator=generator, dtype=torch.float64)).Q
-        a = (basis @ torch.randn(basis.shape[1], layer.d, generator=generator, dtype=torch.float64)).float() * t**0.5
+    elif (
+        kind == "null" and half
+    ):  # no two tokens are alike: gradients in the null space of the inputs
+        basis = torch.linalg.qr(
+            torch.randn(t, min(half, 4), generator=generator, dtype=torch.float64)
+        ).Q
+        a = (
+            basis @ torch.randn(basis.shape[1], layer.d, generator=generator, dtype=torch.float64)
+        ).float() * t**0.5
         left = g.double() - basis @ (basis.T @ g.double())
         g = (left + small_share(generator) * g.double()).float()
-    elif kind == "limit" and half:  # one direction, there and back, as much as an example may cancel
+    elif (
+        kind == "limit" and half
+    ):  # one direction, there and back, as much as an example may cancel
         a, g = a[:1].expand(t, -1).clone(), g[:1].expand(t, -1).clone()
         g[half : 2 * half] *= -0.98
         g[2 * half :] = 0.0
@@ -154,7 +198,9 @@ def small_share(generator):
 
 
 def draw_bad(generator):
-    return (float("nan"), float("inf"), -float("inf"))[int(torch.randint(3, (), generator=generator))]
+    return (float("nan"), float("inf"), -float("inf"))[
+        int(torch.randint(3, (), generator=generator))
+    ]
 
 
 class Sums:
@@ -163,7 +209,9 @@ class Sums:
     def __init__(self, module, mode, clip_norm, expected):
         self.module = module.train()
         self.mode, self.clipping = ("hooks", "per_layer") if mode == "per layer" else (mode, "flat")
-        self.wrapped = recorded(module, self.mode, batch_first=True, loss_reduction="sum", wrap_model=True)
+        self.wrapped = recorded(
+            module, self.mode, batch_first=True, loss_reduction="sum", wrap_model=True
+        )
         count = len(list(module.parameters()))
         self.optimizer = OPTIMIZERS[self.mode, self.clipping](
             optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
@@ -230,7 +278,10 @@ def contributions(draw):
     for place in attacked:
         kinds[place] = draw.choice(KINDS)
     made = {kind: example(kind) for kind in set(kinds)}
-    both = [made[kind] if alike and place not in attacked else example(kind) for place, kind in enumerate(kinds)]
+    both = [
+        made[kind] if alike and place not in attacked else example(kind)
+        for place, kind in enumerate(kinds)
+    ]
     inputs, weights = torch.stack([a for a, _ in both]), torch.stack([g for _, g in both])
     low = dtype == "bfloat16"
     module = layer.module.to(torch.bfloat16) if low else layer.module
@@ -238,7 +289,11 @@ def contributions(draw):
     def cast(a):
         return a.to(torch.bfloat16) if low and a.is_floating_point() else a
 
-    context = (lambda: torch.autocast("cpu", torch.bfloat16)) if dtype == "autocast" else contextlib.nullcontext
+    context = (
+        (lambda: torch.autocast("cpu", torch.bfloat16))
+        if dtype == "autocast"
+        else contextlib.nullcontext
+    )
     # The batch is as large as the margin for rounding allows, or nearly so.
     sums = Sums(module, mode, clip_norm, max(1, -(-(size - 100) // 2)))
     inputs, weights = cast(inputs), cast(weights)
@@ -248,7 +303,11 @@ def contributions(draw):
         place = attacked[i % len(attacked)]
         kind = draw.choice(list(NEIGHBOURS))
         other = [cast(x) for x in example(draw.choice(KINDS))]
-        moved = float(torch.linalg.vector_norm(whole - sums(*neighbour(kind, place, inputs, weights, other), context)))
+        moved = float(
+            torch.linalg.vector_norm(
+                whole - sums(*neighbour(kind, place, inputs, weights, other), context)
+            )
+        )
         found.append((name, mode, dtype, kind, moved / clip_norm))
     return found
 
@@ -279,7 +338,9 @@ def test_a_slice_of_the_search_finds_no_contribution_above_the_clip_norm(shown):
     worst, count = searched(SLICE, seed=0)
     for kind, most in NEIGHBOURS.items():
         shown(
-            f"{kind}, {count} cases", f"{max(v for k, v in worst.items() if k[3] == kind):.6f} C", f"at most {most} C"
+            f"{kind}, {count} cases",
+            f"{max(v for k, v in worst.items() if k[3] == kind):.6f} C",
+            f"at most {most} C",
         )
     assert not over(worst)
 
@@ -292,7 +353,9 @@ def test_the_search_finds_no_contribution_above_the_clip_norm(shown):
     for layer in LAYERS:
         for mode in MODES:
             for dtype in DTYPES:
-                found = ", ".join(f"{kind} {worst[layer, mode, dtype, kind]:.6f} C" for kind in NEIGHBOURS)
+                found = ", ".join(
+                    f"{kind} {worst[layer, mode, dtype, kind]:.6f} C" for kind in NEIGHBOURS
+                )
                 shown(f"{layer}, {mode}, {dtype}", found, "at most C, 2C for replaced")
     assert count >= CASES
     assert not over(worst)
@@ -321,7 +384,10 @@ def test_tokens_that_cancel_in_inner_products_are_clipped(length, width, shown):
     layer, clip_norm = Wide(length, width, width), 1e-3
     sums = layer.sums(clip_norm, 1)
     inputs, weights = layer.examples(["null"] * 150, torch.Generator().manual_seed(0))
-    worst = max(float(sums(inputs[i : i + 1], weights[i : i + 1]).norm()) for i in range(150)) / clip_norm
+    worst = (
+        max(float(sums(inputs[i : i + 1], weights[i : i + 1]).norm()) for i in range(150))
+        / clip_norm
+    )
     shown(f"{length} tokens, {width} × {width}, 150 examples", f"{worst:.4f} C", "at most C")
     assert worst <= 1
 
@@ -358,7 +424,10 @@ def test_the_search_sees_the_sum_that_the_engine_adds_noise_to(mode):
     """What a step of PrivacyEngine releases is the searched sum plus noise, over the divisor, bit for bit."""
     size = 16
     generator = torch.Generator().manual_seed(3)
-    inputs, weights = torch.randn(size, 6, 5, generator=generator), torch.randn(size, 6, 4, generator=generator)
+    inputs, weights = (
+        torch.randn(size, 6, 5, generator=generator),
+        torch.randn(size, 6, 4, generator=generator),
+    )
     weights[::2] *= 100
     torch.manual_seed(0)
     model = nn.Linear(5, 4)

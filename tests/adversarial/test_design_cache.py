@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase import accounting, files
-from antiphase.factorization.dense import Dense
+from antiphase import accounting
+from antiphase._util import files
+from antiphase._util.values import digest
+from antiphase.factorizations.dense import Dense
 from antiphase.objective import Maximum
-from antiphase.values import digest
 
 pytestmark = pytest.mark.issue(21)
 
@@ -35,7 +36,7 @@ QUESTIONS = {
 
 @pytest.fixture(autouse=True)
 def keep_everything(monkeypatch):
-    monkeypatch.setattr("antiphase.factorization.optimal.WORTH_KEEPING", 0.0)
+    monkeypatch.setattr("antiphase.solvers.design_cache.WORTH_KEEPING", 0.0)
 
 
 def asked(**changes):
@@ -103,7 +104,9 @@ def test_an_entry_without_figures_is_not_used(cache):
     first = asked()
     path = only_entry(cache)
     content = files.read(path)
-    huge = Dense("dp-mf", first.workload, first.objective, first.participation, np.eye(STEPS) * 1e150)
+    huge = Dense(
+        "dp-mf", first.workload, first.objective, first.participation, np.eye(STEPS) * 1e150
+    )
     files.write(path, huge.content() | {"question": content["question"]}, secret=True)
     assert asked().sensitivity == first.sensitivity
 
@@ -130,7 +133,7 @@ def test_every_design_is_found_again(cache, question, monkeypatch):
     def fail(*_, **__):
         raise AssertionError("designed anew")
 
-    real = "antiphase.factorization.optimal.time.perf_counter"
+    real = "antiphase.solvers.design_cache.time.perf_counter"
     monkeypatch.setattr(real, fail)
     again = ap.design(name, **options)
     np.testing.assert_allclose(again.encoder(), first.encoder(), rtol=1e-12, atol=1e-15)

@@ -126,7 +126,9 @@ def test_every_attribute_changed_alone_changes_nothing_or_is_refused(which, show
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_a_changed_clip_norm_is_refused_before_anything_is_released(mode):
     """Row 31: an example would contribute 27 clip norms, and ε would not know."""
-    training, releases, moved, error = two_steps(mode, lambda t: setattr(t.optimizer, "max_grad_norm", 27.0))
+    training, releases, moved, error = two_steps(
+        mode, lambda t: setattr(t.optimizer, "max_grad_norm", 27.0)
+    )
     assert isinstance(error, SettingsError)
     assert "optimizer.max_grad_norm was 1.0" in str(error)
     assert "27.0" in str(error)
@@ -189,11 +191,15 @@ def replace_parameter(training):
     training.model[0].bias = nn.Parameter(torch.zeros(6))
 
 
-@pytest.mark.parametrize("change", [unfreeze, add_parameter, add_group, swap_inner, reorder, replace_parameter])
+@pytest.mark.parametrize(
+    "change", [unfreeze, add_parameter, add_group, swap_inner, reorder, replace_parameter]
+)
 def test_other_parameters_or_another_inner_optimizer_are_refused(change):
     """Rows 31 and 38."""
     _, releases, moved, error = two_steps("hooks", change)
-    assert isinstance(error, SettingsError | AttributeError)  # Opacus' hooks know no other parameter either
+    assert isinstance(
+        error, SettingsError | AttributeError
+    )  # Opacus' hooks know no other parameter either
     assert not releases
     assert not moved
 
@@ -213,7 +219,8 @@ def test_learning_rates_and_options_of_the_inner_optimizer_may_change():
 def test_a_release_that_was_replaced_lets_nothing_reach_the_model():
     """Gradients that were clipped and have no noise."""
     _, releases, moved, error = two_steps(
-        "hooks", lambda t: setattr(t.optimizer, "release", lambda sums, _: [s.clone() for s in sums])
+        "hooks",
+        lambda t: setattr(t.optimizer, "release", lambda sums, _: [s.clone() for s in sums]),
     )
     assert isinstance(error, BypassError | AttributeError)
     assert not releases
@@ -236,7 +243,9 @@ def test_a_parameter_outside_the_private_optimizer_is_refused_by_name(mechanism)
     model = small_model()
     engine = PrivacyEngine(mechanism=mechanism)
     how = {"epochs": 2} if mechanism == "dp-mf" else {}
-    with pytest.raises(ValueError, match=r"2\.weight, 2\.bias require gradients.*uncovered=\"freeze\""):
+    with pytest.raises(
+        ValueError, match=r"2\.weight, 2\.bias require gradients.*uncovered=\"freeze\""
+    ):
         engine.make_private(
             module=model, optimizer=torch.optim.SGD(model[0].parameters(), lr=0.1), noise_multiplier=1.0,
             data_loader=DataLoader(data(), batch_size=12), max_grad_norm=1.0, **how,
@@ -245,7 +254,9 @@ def test_a_parameter_outside_the_private_optimizer_is_refused_by_name(mechanism)
 
 def test_what_is_not_covered_can_be_frozen_and_stays_so():
     model = small_model()
-    with pytest.warns(AntiphaseWarning, match=r"2\.weight, 2\.bias: not in the optimizer, and frozen now"):
+    with pytest.warns(
+        AntiphaseWarning, match=r"2\.weight, 2\.bias: not in the optimizer, and frozen now"
+    ):
         module, optimizer, loader = partly(model, uncovered="freeze")
     assert not any(p.requires_grad for p in model[2].parameters())
     batches = iter(loader)
@@ -343,7 +354,9 @@ def test_a_second_plan_on_the_same_inner_optimizer_trains():
 
 
 def trained(key, mechanism="dp-mf", noise_multiplier=1.0, dataset=None, steps=3):
-    training = Training(mechanism, key=key, run=None, noise_multiplier=noise_multiplier, dataset=dataset)
+    training = Training(
+        mechanism, key=key, run=None, noise_multiplier=noise_multiplier, dataset=dataset
+    )
     return training.run(steps)
 
 
@@ -360,13 +373,17 @@ def test_a_second_training_on_the_same_data_states_the_combined_epsilon():
         third = trained(key, "tree", 0.7)
     mu = np.sqrt(1 + 1 + 1 / 0.7**2)
     expected = ap.statement.rounded_up(gaussian_epsilon(1 / (mu * (1 + 1e-10)), DELTA))
-    assert f"together they are ({expected}, 1e-05)" in " ".join(str(third.engine.statement(DELTA)).split())
+    assert f"together they are ({expected}, 1e-05)" in " ".join(
+        str(third.engine.statement(DELTA)).split()
+    )
 
 
 def test_other_data_other_keys_and_runs_that_go_on_are_no_second_training(tmp_path):
     key = ap.Key.load_or_create(tmp_path / "key")
     first = trained(key)
-    first.engine.save_checkpoint(path=tmp_path / "c", module=first.module, optimizer=first.optimizer)
+    first.engine.save_checkpoint(
+        path=tmp_path / "c", module=first.module, optimizer=first.optimizer
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", AntiphaseWarning)
         other = data()
@@ -374,7 +391,9 @@ def test_other_data_other_keys_and_runs_that_go_on_are_no_second_training(tmp_pa
         trained(key, dataset=other)
         trained(ap.Key.generate())
         again = Training(key=ap.Key.load(tmp_path / "key"), run=None)
-        again.engine.load_checkpoint(path=tmp_path / "c", module=again.module, optimizer=again.optimizer)
+        again.engine.load_checkpoint(
+            path=tmp_path / "c", module=again.module, optimizer=again.optimizer
+        )
         again.run(1)
     assert "other training" not in str(again.engine.statement())
 
@@ -410,7 +429,9 @@ def halved(inner):
     return torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
 
 
-@pytest.mark.parametrize(("told", "stepped"), [(False, True), (True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("told", "stepped"), [(False, True), (True, False), (True, True), (False, False)]
+)
 def test_rates_that_are_not_the_plans_are_warned_about_once(told, stepped):
     """Row 39: a scheduler that was not handed over, or was and is not stepped. Privacy holds."""
     training = Training(scheduler=halved if told else None, run=None)
@@ -487,7 +508,9 @@ def test_low_bits_of_float64_models_carry_no_data(mode, shown):
     What is released minus its row is a float32 sum, and the released value has no digit that float32 does not have.
     """
     dataset = TensorDataset(data().tensors[0].double(), data().tensors[1])
-    training = Training(model=small_model().double(), dataset=dataset, mode=mode, noise_multiplier=1e4)
+    training = Training(
+        model=small_model().double(), dataset=dataset, mode=mode, noise_multiplier=1e4
+    )
     training.run(1)
     given = [p.grad for p in training.model.parameters()]
     assert all(g.dtype is torch.float64 for g in given)
@@ -503,7 +526,10 @@ def test_sums_in_float64_are_rounded_before_the_noise_is_added():
         training = Training()
         training.release.batches = training.release.ledger = None
         training.release.guards.clear()
-        sums = [torch.full(s, 0.1 + digit, dtype=torch.float64) for s in training.release._shapes.values()]
+        sums = [
+            torch.full(s, 0.1 + digit, dtype=torch.float64)
+            for s in training.release._shapes.values()
+        ]
         outputs.append(training.release(sums, 1))
         row = row_of(training.release, 0)
         for out, name in zip(outputs[-1], row, strict=True):

@@ -48,7 +48,9 @@ def test_hash_slots_are_refused_where_users_are_asked_in_turn(adjacency, shown):
     ratio = mu_of_a_removal(m) / m.mu()
     shown("true μ of a queue over the μ of hash slots", f"{ratio:.1f}", "refused above 1")
     assert ratio > 3, "there is something to refuse"
-    with pytest.raises(ValueError, match=r"sampler = 'hash-slots'.*in turn.*Nothing was released.*zero-out"):
+    with pytest.raises(
+        ValueError, match=r"sampler = 'hash-slots'.*in turn.*Nothing was released.*zero-out"
+    ):
         Server(m, MODEL, clients_per_round=CLIENTS, key=ap.Key.insecure(1))
 
 

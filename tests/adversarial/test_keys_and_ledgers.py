@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase import ledger as ledgers
-from antiphase import locks
+from antiphase._util import locks
 from antiphase.errors import KeyFileError, ReplayError, StateError
-from antiphase.ledger import RECORD, WriteAheadLedger
+from antiphase.ledger import write_ahead as ledgers
+from antiphase.ledger.write_ahead import RECORD, WriteAheadLedger
 from tests.federated.setting import mechanism as federated_mechanism
 from tests.federated.setting import server, train
 
@@ -103,7 +103,9 @@ def test_a_new_run_in_a_fork_has_noise_of_its_own():
         return stream.run, stream.next().tolist()
 
     def begin_in_a_fork():
-        secrets.token_hex = lambda size: os.urandom(size).hex()  # not the tests' own, which is copied
+        secrets.token_hex = lambda size: os.urandom(
+            size
+        ).hex()  # not the tests' own, which is copied
         return begin()
 
     kind, (run, row) = in_a_fork(begin_in_a_fork)
@@ -209,7 +211,9 @@ def test_a_ledger_that_was_deleted_is_not_made_anew(key, tmp_path):
     path.unlink()
     assert WriteAheadLedger.lost_in(key, run)
     for loaded in (key, ap.Key.load(tmp_path / "key")):
-        with pytest.raises(ReplayError, match=r"ledger of this run is missing.*Nothing was released"):
+        with pytest.raises(
+            ReplayError, match=r"ledger of this run is missing.*Nothing was released"
+        ):
             WriteAheadLedger(loaded, run)
     assert not path.exists()
     path.write_bytes(kept)
@@ -347,11 +351,16 @@ def test_without_flock_processes_take_turns_by_a_lock_file(key, tmp_path, monkey
     )
     command = [sys.executable, "-c", code, str(tmp_path / "key"), run]
     workers = [
-        subprocess.Popen([*command, str(i), str(steps)], stdout=subprocess.PIPE, text=True) for i in range(processes)
+        subprocess.Popen([*command, str(i), str(steps)], stdout=subprocess.PIPE, text=True)
+        for i in range(processes)
     ]
     outcomes = [worker.communicate(timeout=120)[0].strip() for worker in workers]
     won = np.array([[int(c) for c in outcome] for outcome in outcomes])
-    shown("sums released for a row, at most and at least", f"{won.sum(0).max()}, {won.sum(0).min()}", "1, 1")
+    shown(
+        "sums released for a row, at most and at least",
+        f"{won.sum(0).max()}, {won.sum(0).min()}",
+        "1, 1",
+    )
     assert won.shape == (processes, steps)
     assert (won.sum(axis=0) == 1).all()
     assert (tmp_path / f"key.{run}.0.ledger").stat().st_size == steps * RECORD

@@ -36,7 +36,9 @@ def test_several_samples_in_one_step_are_refused(mode):
     batches = iter(sampled.loader)
     inputs, targets = (torch.cat(parts) for parts in zip(next(batches), next(batches), strict=True))
     sampled.backward(inputs, targets)
-    with pytest.raises(ParticipationError, match="2 samples in one step, of which 1 would be accounted for"):
+    with pytest.raises(
+        ParticipationError, match="2 samples in one step, of which 1 would be accounted for"
+    ):
         sampled.optimizer.step()
     assert sampled.steps == 0
 
@@ -168,7 +170,11 @@ def test_ghost_clipping_of_a_pass_that_was_not_recorded_is_refused():
 def test_an_empty_sample_is_a_step_of_convolutions_too(mode):
     """Nobody was drawn: the step is noise alone, and is accounted for."""
     model = nn.Sequential(
-        nn.Conv2d(1, 3, 3, padding=1), nn.GroupNorm(1, 3), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(18, 2)
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.GroupNorm(1, 3),
+        nn.Conv2d(3, 2, 2),
+        nn.Flatten(),
+        nn.Linear(18, 2),
     )
     dataset = TensorDataset(torch.randn(30, 1, 4, 4), torch.zeros(30, dtype=torch.long))
     engine = PrivacyEngine(mechanism="dp-sgd")

@@ -23,7 +23,11 @@ from tests.adversarial.test_contribution import LinearLoss, Sums, Wide, small_sh
 from tests.torch.setting import Training
 
 pytestmark = [pytest.mark.slow, pytest.mark.issue(21), pytest.mark.filterwarnings("ignore")]
-B, T, D = 6, 6, 5  # examples, tokens, features: as many tokens as examples, unlike in the gradient check
+B, T, D = (
+    6,
+    6,
+    5,
+)  # examples, tokens, features: as many tokens as examples, unlike in the gradient check
 RECORDED = ("hooks", "ghost")
 NOT_FOUND = {"strict": True, "raises": (AssertionError, pytest.fail.Exception)}
 MODES = ("hooks", "functorch", "ghost")
@@ -67,7 +71,11 @@ def layer_on_heads(net, x, examples_first):
     h = net.a(x).view(n, T, 2, 4)
     h = h.transpose(1, 2) if examples_first else h.permute(2, 0, 1, 3)
     h = net.q(h.reshape(n * 2, T, 4))
-    h = h.view(n, 2, T, 4).transpose(1, 2) if examples_first else h.view(2, n, T, 4).permute(1, 2, 0, 3)
+    h = (
+        h.view(n, 2, T, 4).transpose(1, 2)
+        if examples_first
+        else h.view(2, n, T, 4).permute(1, 2, 0, 3)
+    )
     return net.b(h.reshape(n, T, 8)).mean(1)
 
 
@@ -131,7 +139,9 @@ def some_examples(net, x):
 
 
 def functional(net, x):
-    return net.b(torch.func.functional_call(net.a, {n: 2 * p for n, p in net.a.named_parameters()}, (x,))).mean(1)
+    return net.b(
+        torch.func.functional_call(net.a, {n: 2 * p for n, p in net.a.named_parameters()}, (x,))
+    ).mean(1)
 
 
 def sequence(function):
@@ -140,40 +150,71 @@ def sequence(function):
 
 
 EXACT = {
-    "windows": (lambda s, x: s.b(s.a(x.unfold(1, 2, 1).movedim(-1, 2))).flatten(1, 2).mean(1), None),
+    "windows": (
+        lambda s, x: s.b(s.a(x.unfold(1, 2, 1).movedim(-1, 2))).flatten(1, 2).mean(1),
+        None,
+    ),
     "halves of the tokens": (sequence(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)), None),
-    "one step at a time": (lambda s, x: torch.stack([s.b(s.a(e)) for e in x.unbind(1)], 1).mean(1), None),
-    "steps stacked first": (lambda s, x: s.b(torch.stack([s.a(e) for e in x.unbind(1)])).mean(0), None),
+    "one step at a time": (
+        lambda s, x: torch.stack([s.b(s.a(e)) for e in x.unbind(1)], 1).mean(1),
+        None,
+    ),
+    "steps stacked first": (
+        lambda s, x: s.b(torch.stack([s.a(e) for e in x.unbind(1)])).mean(0),
+        None,
+    ),
     "time first by transpose": (lambda s, x: s.b(s.a(x.transpose(0, 1))).mean(0), None),
-    "flat tokens, regrouped": (lambda s, x: s.b(s.a(x.reshape(-1, D)).view(len(x), T, 8)).mean(1), None),
-    "layer on (examples, heads)": (lambda s, x: layer_on_heads(s, x, True), lambda s: setattr(s, "q", nn.Linear(4, 4))),
+    "flat tokens, regrouped": (
+        lambda s, x: s.b(s.a(x.reshape(-1, D)).view(len(x), T, 8)).mean(1),
+        None,
+    ),
+    "layer on (examples, heads)": (
+        lambda s, x: layer_on_heads(s, x, True),
+        lambda s: setattr(s, "q", nn.Linear(4, 4)),
+    ),
     "einsum": (lambda s, x: s.b(torch.einsum("btd,hd->bth", x, s.a.weight)).mean(1), None),
     "bmm": (lambda s, x: s.b(torch.bmm(x, s.a.weight.t().expand(len(x), -1, -1))).mean(1), None),
-    "weight before data": (lambda s, x: (s.b.weight @ (s.a.weight @ x.transpose(1, 2))).mean(2), None),
+    "weight before data": (
+        lambda s, x: (s.b.weight @ (s.a.weight @ x.transpose(1, 2))).mean(2),
+        None,
+    ),
     "addmm": (lambda s, x: s.b(torch.addmm(s.a.bias, x[:, 0], s.a.weight.t())), None),
     "tied by hand": (lambda s, x: (s.a(x) @ s.a.weight).mean(1) @ s.b.weight[:, :5].t(), None),
     "positions": (lambda s, x: s.b(s.a(x) + s.w).mean(1), positions),
     "positions by einsum": (lambda s, x: s.b(torch.einsum("bth,th->bh", s.a(x), s.w)), positions),
-    "first token": (lambda s, x: s.b(torch.cat([s.w[:1].expand(len(x), 1, 8), s.a(x)], 1)).mean(1), positions),
+    "first token": (
+        lambda s, x: s.b(torch.cat([s.w[:1].expand(len(x), 1, 8), s.a(x)], 1)).mean(1),
+        positions,
+    ),
     "first token, repeated": (
         lambda s, x: s.b(torch.cat([s.w[:1].repeat(len(x), 1, 1), s.a(x)], 1)).mean(1),
         positions,
     ),
     "learned queries": (
-        lambda s, x: s.b(F.scaled_dot_product_attention(s.w[None].expand(len(x), -1, -1), s.a(x), s.a(x))).mean(1),
+        lambda s, x: s.b(
+            F.scaled_dot_product_attention(s.w[None].expand(len(x), -1, -1), s.a(x), s.a(x))
+        ).mean(1),
         positions,
     ),
-    "detached use": (lambda s, x: s.b(s.a(x)).mean(1) + (x @ s.a.weight.detach().t()).mean(1)[:, :3], None),
+    "detached use": (
+        lambda s, x: s.b(s.a(x)).mean(1) + (x @ s.a.weight.detach().t()).mean(1)[:, :3],
+        None,
+    ),
     "use without grad": (without_grad, None),
     "result written into zeros": (into_zeros, None),
     "weight norm": (lambda s, x: s.b(s.a(x)).mean(1), lambda s: parametrizations.weight_norm(s.a)),
     "orthogonal": (lambda s, x: s.b(s.a(x)).mean(1), lambda s: parametrizations.orthogonal(s.a)),
     "functional call": (functional, None),
     "checkpoint, reentrant": (
-        lambda s, x: s.b(checkpoint(lambda v: s.a(v).tanh(), x.clone().requires_grad_(), use_reentrant=True)).mean(1),
+        lambda s, x: s.b(
+            checkpoint(lambda v: s.a(v).tanh(), x.clone().requires_grad_(), use_reentrant=True)
+        ).mean(1),
         None,
     ),
-    "bilinear": (lambda s, x: s.c(x[:, 0], x[:, 1]), lambda s: setattr(s, "c", nn.Bilinear(D, D, 3))),
+    "bilinear": (
+        lambda s, x: s.c(x[:, 0], x[:, 1]),
+        lambda s: setattr(s, "c", nn.Bilinear(D, D, 3)),
+    ),
     "transposed convolution": (
         lambda s, x: s.c(x.transpose(1, 2)).mean(2),
         lambda s: setattr(s, "c", nn.ConvTranspose1d(D, 3, 3)),
@@ -191,17 +232,27 @@ EXACT = {
 REFUSED = {
     "heads before examples": (heads_first, None),
     "packed sequences of one token": (
-        lambda s, x: s.b(s.a(pack_padded_sequence(x[:, :1], torch.ones(len(x)).long(), batch_first=True).data)),
+        lambda s, x: s.b(
+            s.a(pack_padded_sequence(x[:, :1], torch.ones(len(x)).long(), batch_first=True).data)
+        ),
         None,
     ),
     "flip and back": (lambda s, x: s.b(s.a(x.flip(0)).flip(0)).mean(1), None),
     "next example added": (sequence(lambda x: x + x.roll(1, 0)), None),
-    "halves of the batch": (lambda s, x: torch.cat([s.b(s.a(c)).mean(1) for c in x.chunk(2, 0)]), None),
+    "halves of the batch": (
+        lambda s, x: torch.cat([s.b(s.a(c)).mean(1) for c in x.chunk(2, 0)]),
+        None,
+    ),
     "one example at a time": (lambda s, x: torch.stack([s.b(s.a(e)).mean(0) for e in x]), None),
     "two views side by side": (lambda s, x: s.b(s.a(torch.cat([x, -x])))[: len(x)].mean(1), None),
-    "steps side by side": (lambda s, x: s.b(torch.cat([s.a(e) for e in x.unbind(1)])).view(T, -1, 3).mean(0), None),
+    "steps side by side": (
+        lambda s, x: s.b(torch.cat([s.a(e) for e in x.unbind(1)])).view(T, -1, 3).mean(0),
+        None,
+    ),
     "flat tokens, time first": (
-        lambda s, x: s.b(s.a(x.transpose(0, 1).reshape(-1, D)).view(T, -1, 8).transpose(0, 1)).mean(1),
+        lambda s, x: s.b(s.a(x.transpose(0, 1).reshape(-1, D)).view(T, -1, 8).transpose(0, 1)).mean(
+            1
+        ),
         None,
     ),
     "layer on (heads, examples)": (
@@ -221,13 +272,19 @@ REFUSED = {
     "parameter written into data": (parameter_into_data, positions),
     "function of the user's": (lambda s, x: s.b(Scaled.apply(s.a(x), s.w)).mean(1), positions),
     "vmap": (lambda s, x: torch.func.vmap(lambda e: s.b(s.a(e)).mean(0))(x), None),
-    "spectral norm": (lambda s, x: s.b(s.a(x)).mean(1), lambda s: parametrizations.spectral_norm(s.a)),
+    "spectral norm": (
+        lambda s, x: s.b(s.a(x)).mean(1),
+        lambda s: parametrizations.spectral_norm(s.a),
+    ),
     "gradient penalty": (gradient_penalty, None),
     "experts": (experts, None),
     "some of the examples": (some_examples, None),
     "data through a list": (sequence(lambda x: torch.tensor(x.tolist())), None),
     "data through NumPy": (sequence(lambda x: torch.from_numpy(x.detach().numpy())), None),
-    "LSTM of torch": (lambda s, x: s.b(s.r(x)[0]).mean(1), lambda s: setattr(s, "r", nn.LSTM(D, 8, batch_first=True))),
+    "LSTM of torch": (
+        lambda s, x: s.b(s.r(x)[0]).mean(1),
+        lambda s: setattr(s, "r", nn.LSTM(D, 8, batch_first=True)),
+    ),
 }
 
 
@@ -253,23 +310,40 @@ def first_of_largest(net, x):
 WRONG = {
     "index_select": reordered(by_rare_feature, lambda x, order: x.index_select(0, order)),
     "indexing": reordered(by_rare_feature, lambda x, order: x[order].tanh()),
-    "index_copy": reordered(by_rare_feature, lambda x, order: torch.zeros_like(x).index_copy(0, order.argsort(), x)),
-    "gather": reordered(by_rare_feature, lambda x, order: x.gather(0, order[:, None, None].expand_as(x))),
-    "take_along_dim": reordered(by_rare_feature, lambda x, order: x.take_along_dim(order[:, None, None], 0)),
+    "index_copy": reordered(
+        by_rare_feature, lambda x, order: torch.zeros_like(x).index_copy(0, order.argsort(), x)
+    ),
+    "gather": reordered(
+        by_rare_feature, lambda x, order: x.gather(0, order[:, None, None].expand_as(x))
+    ),
+    "take_along_dim": reordered(
+        by_rare_feature, lambda x, order: x.take_along_dim(order[:, None, None], 0)
+    ),
     "roll by as many as the check has": (lambda s, x: s.b(s.a(x.roll(4, 0)).roll(-4, 0)).mean(1)),
     "movedim": sequence(lambda x: x.movedim(0, 1).transpose(0, 1)),
     "einsum": sequence(lambda x: torch.einsum("btd->tbd", x).permute(1, 0, 2)),
-    "as_strided": sequence(lambda x: x.contiguous().as_strided((T, len(x), D), (D, T * D, 1)).transpose(0, 1)),
-    "mean of the last dimension": sequence(lambda x: x[..., None].transpose(0, 1).mean(-1).transpose(0, 1)),
-    "scaled by the largest of the batch": sequence(lambda x: x / x.detach().abs().amax().clamp(min=5)),
+    "as_strided": sequence(
+        lambda x: x.contiguous().as_strided((T, len(x), D), (D, T * D, 1)).transpose(0, 1)
+    ),
+    "mean of the last dimension": sequence(
+        lambda x: x[..., None].transpose(0, 1).mean(-1).transpose(0, 1)
+    ),
+    "scaled by the largest of the batch": sequence(
+        lambda x: x / x.detach().abs().amax().clamp(min=5)
+    ),
     "broadcast": sequence(lambda x: (torch.ones(T, 1, 1) * x[:, 0]).permute(1, 0, 2)),
 }
 UNUSUAL = {
     "tensordot": (lambda s, x: s.b(torch.tensordot(x, s.a.weight, ([2], [1]))).mean(1), None),
-    "keywords": (lambda s, x: s.b(F.linear(weight=s.a.weight, bias=s.a.bias, input=x)).mean(1), None),
+    "keywords": (
+        lambda s, x: s.b(F.linear(weight=s.a.weight, bias=s.a.bias, input=x)).mean(1),
+        None,
+    ),
 }
 SCALED = "scaled by the largest of the batch"
-UNSEEN = pytest.mark.xfail(**NOT_FOUND, reason="mixes examples by numbers that made-up inputs do not have")
+UNSEEN = pytest.mark.xfail(
+    **NOT_FOUND, reason="mixes examples by numbers that made-up inputs do not have"
+)
 
 
 def linear_losses(output):
@@ -286,11 +360,15 @@ def worst_row(training, x):
         found = per_example_gradients(module, losses)
     else:
         losses.mean().backward()
-        found = {name: p.grad_sample for name, p in model.named_parameters() if p.grad_sample is not None}
+        found = {
+            name: p.grad_sample for name, p in model.named_parameters() if p.grad_sample is not None
+        }
     worst = 0.0
     for i in range(len(x)):
         module.disable_hooks()
-        alone = torch.autograd.grad(linear_losses(model(x[i : i + 1])).sum(), model.parameters(), allow_unused=True)
+        alone = torch.autograd.grad(
+            linear_losses(model(x[i : i + 1])).sum(), model.parameters(), allow_unused=True
+        )
         module.enable_hooks()
         for name, p, gradient in zip(names, model.parameters(), alone, strict=True):
             gradient = torch.zeros_like(p) if gradient is None else gradient
@@ -322,7 +400,9 @@ def test_an_argument_by_name_is_followed_or_refused():
     """A function of torch that is called in an unusual way gives no wrong row."""
     for name in UNUSUAL:
         try:
-            assert worst_row(private(Net(*UNUSUAL[name]), "hooks"), batch_with_rare_features()) < 1e-4
+            assert (
+                worst_row(private(Net(*UNUSUAL[name]), "hooks"), batch_with_rare_features()) < 1e-4
+            )
         except AntiphaseError:
             continue
 
@@ -339,7 +419,9 @@ def test_what_the_recorder_cannot_follow_is_refused(name, mode):
 
 
 @pytest.mark.parametrize("mode", RECORDED)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=UNSEEN) if n == SCALED else n for n in WRONG])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=UNSEEN) if n == SCALED else n for n in WRONG]
+)
 def test_rows_of_other_examples_are_refused(name, mode):
     """A model whose examples change places where the gradient check cannot see it is exact, or refused."""
     try:
@@ -364,7 +446,9 @@ def test_an_example_has_one_row_however_many_of_its_tokens_are_chosen(mode):
 @pytest.mark.parametrize("mode", RECORDED)
 def test_checkpoints_without_reentrance_are_refused_with_the_remedy(mode):
     """Activation checkpointing is followed with use_reentrant=True only."""
-    model = Net(lambda s, x: s.b(checkpoint(lambda v: s.a(v).tanh(), x, use_reentrant=False)).mean(1))
+    model = Net(
+        lambda s, x: s.b(checkpoint(lambda v: s.a(v).tanh(), x, use_reentrant=False)).mean(1)
+    )
     with pytest.raises(AntiphaseError, match="use_reentrant=True"):
         private(model, mode)
 
@@ -388,7 +472,9 @@ def test_time_first_models_are_exact(mode):
     for i in range(B):
         alone = torch.autograd.grad(linear_losses(model(x[:, i : i + 1])).sum(), model.parameters())
         for (name, _), gradient in zip(model.named_parameters(), alone, strict=True):
-            assert torch.allclose(found[name][i].view_as(gradient).float(), gradient, rtol=1e-3, atol=1e-5)
+            assert torch.allclose(
+                found[name][i].view_as(gradient).float(), gradient, rtol=1e-3, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("mode", RECORDED)
@@ -402,9 +488,13 @@ def test_an_input_that_all_examples_share_is_no_batch(mode):
     except AntiphaseError:
         return
     for i in range(B):
-        alone = torch.autograd.grad(linear_losses(model(mask, x[i : i + 1])).sum(), model.parameters())
+        alone = torch.autograd.grad(
+            linear_losses(model(mask, x[i : i + 1])).sum(), model.parameters()
+        )
         for (name, _), gradient in zip(model.named_parameters(), alone, strict=True):
-            assert torch.allclose(found[name][i].view_as(gradient).float(), gradient, rtol=1e-3, atol=1e-5)
+            assert torch.allclose(
+                found[name][i].view_as(gradient).float(), gradient, rtol=1e-3, atol=1e-5
+            )
 
 
 # Training loops
@@ -510,7 +600,9 @@ def gradient_by_hand(training, x, w, _):
 
 def gradients_of_parameters(training, x, w, _):
     output = training.module(x)
-    torch.autograd.grad(raw(output, w), list(training.model.parameters()), retain_graph=True, allow_unused=True)
+    torch.autograd.grad(
+        raw(output, w), list(training.model.parameters()), retain_graph=True, allow_unused=True
+    )
     training.criterion(output, w).backward()
 
 
@@ -561,7 +653,13 @@ def test_no_loop_releases_more_than_the_clip_norm_of_an_example(loop, mode):
     assert moved <= 1 + 1e-5  # noise was added and subtracted in float32
 
 
-EXACT_LOOPS = [backward_of_model_first, extra_backward_of_model, backward_in_eval_mode, forward_alone, gradient_by_hand]
+EXACT_LOOPS = [
+    backward_of_model_first,
+    extra_backward_of_model,
+    backward_in_eval_mode,
+    forward_alone,
+    gradient_by_hand,
+]
 
 
 @pytest.mark.parametrize("mode", RECORDED)
@@ -573,7 +671,9 @@ def test_passes_beside_the_private_one_change_nothing(loop, mode):
 
 def test_a_forward_pass_in_between_does_not_scale_gradients():
     """The mean over 8 examples is undone by 8, also if 3 others passed through the model before the backward pass."""
-    assert torch.equal(released_sum("hooks", forward_in_between, 1e4), released_sum("hooks", usual, 1e4))
+    assert torch.equal(
+        released_sum("hooks", forward_in_between, 1e4), released_sum("hooks", usual, 1e4)
+    )
 
 
 def two_batches_at_once(training, x, w, batches):
@@ -587,7 +687,9 @@ def two_batches_at_once(training, x, w, batches):
 def test_two_batches_in_one_backward_pass_share_no_rows(mode, accumulation):
     """Two forward passes on different examples and one backward pass: exact, or refused."""
     try:
-        moved = moved_by_first_example(mode, two_batches_at_once, gradient_accumulation_steps=accumulation)
+        moved = moved_by_first_example(
+            mode, two_batches_at_once, gradient_accumulation_steps=accumulation
+        )
     except AntiphaseError:
         return
     assert moved <= 1 + 1e-5
@@ -630,7 +732,9 @@ class Centred(LinearLoss):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.xfail(**NOT_FOUND, reason="the criterion is the user's: docs/clipping.md, What is assumed")
+@pytest.mark.xfail(
+    **NOT_FOUND, reason="the criterion is the user's: docs/clipping.md, What is assumed"
+)
 def test_criteria_that_mix_examples_are_refused(mode):
     """One example's loss depends on another's output: refused."""
     with pytest.raises(AntiphaseError):
@@ -687,7 +791,10 @@ def places(seed, count, most=200_000):
     """Shapes (n, t, p, d), and how many examples are left out at the front."""
     draw = random.Random(seed)
     while count:
-        n, t = draw.choice([2, 3, 5, 9, 17, 65, 70]), draw.choice([1, 2, 3, 5, 7, 16, 33, 64, 100, 127, 256, 500, 821])
+        n, t = (
+            draw.choice([2, 3, 5, 9, 17, 65, 70]),
+            draw.choice([1, 2, 3, 5, 7, 16, 33, 64, 100, 127, 256, 500, 821]),
+        )
         p, d = (draw.choice([1, 2, 3, 5, 8, 16, 17, 32, 33, 64]) for _ in range(2))
         if n * t * (p + d) <= most:
             yield n, t, p, d, draw.randint(1, n - 1)
@@ -714,14 +821,18 @@ def test_batched_products_have_the_same_bits_wherever_an_example_is(tokens_first
         left, right = (torch.randn(shape, generator=generator) for shape in shapes)
         whole = batched_products(left, right, tokens_first)
         part = batched_products(left[start:].clone(), right[start:].clone(), tokens_first)
-        views = batched_products(left[start:], right.transpose(1, 2).contiguous().transpose(1, 2)[start:], tokens_first)
+        views = batched_products(
+            left[start:], right.transpose(1, 2).contiguous().transpose(1, 2)[start:], tokens_first
+        )
         if not torch.equal(whole[start:], part):
             different.append((n, t, p, d, start))
         assert torch.allclose(whole[start:], views, rtol=1e-3, atol=1e-3)
     assert not different
 
 
-@pytest.mark.parametrize("sums", [lambda x: token_sums(x).rows, lambda x: token_sums(x.transpose(1, 2), dim=2).rows])
+@pytest.mark.parametrize(
+    "sums", [lambda x: token_sums(x).rows, lambda x: token_sums(x.transpose(1, 2), dim=2).rows]
+)
 def test_token_sums_have_the_same_bits_wherever_an_example_is(sums, threads):
     """On 300 shapes of up to 200,000 numbers."""
     generator = torch.Generator().manual_seed(0)
@@ -765,7 +876,11 @@ class General(nn.Module):
             return torch.einsum("btd,pd->btp", x, self.layer.weight)
         if self.kind == "bmm":
             return torch.bmm(x, self.layer.weight.t().expand(len(x), -1, -1))
-        return self.layer(x) if self.kind == "weight norm" else self.layer(x.transpose(1, 2)).transpose(1, 2)
+        return (
+            self.layer(x)
+            if self.kind == "weight norm"
+            else self.layer(x.transpose(1, 2)).transpose(1, 2)
+        )
 
 
 GENERAL = ["weight norm", "einsum", "bmm", "transposed convolution"]
@@ -776,14 +891,22 @@ GENERAL = ["weight norm", "einsum", "bmm", "transposed convolution"]
 def test_gradients_by_functorch_do_not_depend_on_the_place(kind, mode, shown):
     """Functions without a rule, crowds that cancel: removing one example moves the sum by at most C."""
     worst = 0.0
-    for length, p, d, size in [(33, 5, 7, 9), (127, 3, 8, 17), (100, 17, 5, 33), (821, 2, 8, 9), (12, 64, 64, 40)]:
+    for length, p, d, size in [
+        (33, 5, 7, 9),
+        (127, 3, 8, 17),
+        (100, 17, 5, 33),
+        (821, 2, 8, 9),
+        (12, 64, 64, 40),
+    ]:
         sums, layer = Sums(General(kind, p, d), mode, 1e-3, 1), Wide(length, p, d)
         for crowd in ("thirds", "cancelling", "null"):
             x, w = layer.examples([crowd] * size, torch.Generator().manual_seed(0))
             whole = sums(1e4 * x, 1e4 * w)
             for i in (0, 1, size // 2):
                 kept = [j for j in range(size) if j != i]
-                worst = max(worst, float((whole - sums(1e4 * x[kept], 1e4 * w[kept])).norm()) / 1e-3)
+                worst = max(
+                    worst, float((whole - sums(1e4 * x[kept], 1e4 * w[kept])).norm()) / 1e-3
+                )
     shown(f"{kind}, {mode}, cancelling crowds, removed", f"{worst:.2f} C", "at most C")
     assert worst <= 1
 
@@ -799,7 +922,9 @@ def test_numbers_at_the_end_of_float32_are_clipped(mode, clip_norm, shown):
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(1, 64, generator=generator)
         x *= 10 ** (37 + 1.4 * float(torch.rand((), generator=generator))) / x.abs().max()
-        w = torch.randn(1, 64, generator=generator) * 0.01 ** (mode == "hooks")  # the products of rows are finite too
+        w = torch.randn(1, 64, generator=generator) * 0.01 ** (
+            mode == "hooks"
+        )  # the products of rows are finite too
         worst = max(worst, float(sums(x, w).norm()) / clip_norm)
     shown(f"inputs of 1e37 to 3e38, {mode}, C = {clip_norm:g}", f"{worst:.4f} C", "at most C")
     assert 0 < worst <= 1
@@ -824,14 +949,18 @@ def test_tied_weights_whose_uses_cancel_are_clipped(shown):
         for seed in range(10):
             generator = torch.Generator().manual_seed(seed)
             ids = torch.randint(rows, (length,), generator=generator)
-            map_ = torch.zeros(rows, width, length, rows, dtype=torch.float64)  # from losses' weights to the gradient
+            map_ = torch.zeros(
+                rows, width, length, rows, dtype=torch.float64
+            )  # from losses' weights to the gradient
             for t, index in enumerate(ids.tolist()):
                 map_[range(rows), :, t, range(rows)] += table[index]
                 map_[index, :, t, :] += table.T
             map_ = map_.view(rows * width, -1)
             w = torch.randn(length * rows, generator=generator, dtype=torch.float64)
             w = w - torch.linalg.pinv(map_) @ (map_ @ w) + small_share(generator) * w
-            worst = max(worst, float(sums(ids[None], 1e3 * w.float().view(1, length, rows)).norm()) / 1e-3)
+            worst = max(
+                worst, float(sums(ids[None], 1e3 * w.float().view(1, length, rows)).norm()) / 1e-3
+            )
     shown("tied weights whose uses cancel", f"{worst:.4f} C", "at most C")
     assert worst <= 1
 

@@ -39,7 +39,9 @@ def test_a_loop_over_the_old_loader_is_refused(mode):
     """Row 44: without sampling ε was 10.0, and the accountant said 4.70. Nothing is released, nothing counted."""
     engine, module, optimizer, criterion, own, _ = sampled(mode)
     before = values(module).clone()
-    with pytest.raises(ParticipationError, match=r"did not hand over.*Nothing was released.*make_private returned"):
+    with pytest.raises(
+        ParticipationError, match=r"did not hand over.*Nothing was released.*make_private returned"
+    ):
         step(module, optimizer, criterion, next(iter(own)))
     assert torch.equal(values(module), before)
     assert len(engine.accountant) == 0
@@ -80,7 +82,9 @@ def test_a_sample_is_not_used_twice():
 
 def test_opacus_memory_manager_works_on_recorded_samples():
     engine, module, optimizer, criterion, _, loader = sampled()
-    with BatchMemoryManager(data_loader=loader, max_physical_batch_size=5, optimizer=optimizer) as pieces:
+    with BatchMemoryManager(
+        data_loader=loader, max_physical_batch_size=5, optimizer=optimizer
+    ) as pieces:
         for batch in pieces:
             step(module, optimizer, criterion, batch)
     assert [steps for *_, steps in engine.accountant.history] == [len(loader)]
@@ -107,7 +111,9 @@ def test_made_up_examples_take_the_place_of_empty_samples_alone():
 def test_the_rate_of_an_amplified_sampler_is_frozen():
     """Row 31: more examples a step than the amplification was computed for."""
     f = ap.design("dp-sgd", steps=10, participation=ap.min_separation(10, 1))
-    mechanism = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5, sampler="poisson", sampling_rate=0.2)
+    mechanism = ap.calibrate(
+        f, noise_multiplier=1.0, delta=1e-5, sampler="poisson", sampling_rate=0.2
+    )
     engine = PrivacyEngine(mechanism=mechanism, key=ap.Key.insecure(1))
     loader = DataLoader(data(), batch_sampler=sampler_for(mechanism, 60))
     module, optimizer, private = make_private(engine, loader, noise_multiplier=None)
@@ -124,7 +130,10 @@ def test_fewer_rows_of_gradients_than_examples_are_refused():
     """A part of a batch, or the rows of something else than examples."""
     training = Training(shuffle=False)
     inputs, targets = next(iter(training.loader))
-    with pytest.raises(ParticipationError, match=r"7 gradients of examples that are not known.*Nothing was released"):
+    with pytest.raises(
+        ParticipationError,
+        match=r"7 gradients of examples that are not known.*Nothing was released",
+    ):
         training.step((inputs[:7], targets[:7]))
     assert training.release.drawn == 0
 
@@ -153,7 +162,9 @@ def test_sums_of_dp_sgd_are_rounded_before_the_noise_is_added(mode, monkeypatch)
         return torch.zeros_like(reference)
 
     monkeypatch.setattr("opacus.optimizers.optimizer._generate_noise", watched)
-    monkeypatch.setattr("opacus.optimizers.optimizer_fast_gradient_clipping._generate_noise", watched)
+    monkeypatch.setattr(
+        "opacus.optimizers.optimizer_fast_gradient_clipping._generate_noise", watched
+    )
     dataset = TensorDataset(data().tensors[0].double(), data().tensors[1])
     made = make_private(
         PrivacyEngine(mechanism="dp-sgd"), DataLoader(dataset, batch_size=12), small_model().double(),
@@ -180,7 +191,9 @@ def time_first(length, mode, **options):
     X = torch.randn(60, length, 3, generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(X, (X[:, 0, 0] > 0).long())
     torch.manual_seed(0)
-    return Training(model=TimeFirst(), dataset=dataset, mode=mode, max_grad_norm=0.1, shuffle=False, **options)
+    return Training(
+        model=TimeFirst(), dataset=dataset, mode=mode, max_grad_norm=0.1, shuffle=False, **options
+    )
 
 
 LENGTHS = pytest.mark.parametrize("length", [5, 12, 20], ids=["T < B", "T = B", "T > B"])
@@ -198,7 +211,9 @@ def test_a_time_first_layer_is_clipped_by_example(length, mode):
     for x, y in zip(inputs, targets, strict=True):
         loss = nn.functional.cross_entropy(model(x[None]), y[None])
         g = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-        expected = expected + g * min(1.0, 0.1 * (1 - training.optimizer.clip_margin) / float(g.norm()))
+        expected = expected + g * min(
+            1.0, 0.1 * (1 - training.optimizer.clip_margin) / float(g.norm())
+        )
     training.step((inputs, targets))
     found = torch.cat([p.grad.flatten() for p in training.optimizer.params]) * 12
     noise = torch.cat([torch.from_numpy(r).flatten() for r in row_of(training.release, 0).values()])
@@ -218,7 +233,9 @@ def test_inputs_with_time_before_examples_are_refused(length, mode):
     X = torch.randn(60, length, 3, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(X, torch.zeros(60)), batch_size=12, collate_fn=collate)
     with pytest.raises(PerExampleGradientError, match="Nothing was released"):
-        make_private(PrivacyEngine(key=ap.Key.insecure(1)), loader, model, epochs=1, grad_sample_mode=mode)
+        make_private(
+            PrivacyEngine(key=ap.Key.insecure(1)), loader, model, epochs=1, grad_sample_mode=mode
+        )
 
 
 def test_a_batch_that_was_passed_over_counts_as_used():

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase import data, files
+from antiphase import data
+from antiphase._util import files
 from antiphase.errors import DataError, FileFormatError
 
 pytestmark = pytest.mark.issue(21)
@@ -119,7 +120,9 @@ BOMBS = {
     "a dense encoder of one number": lambda: factorization(
         "Dense", 49_000, rates=np.ones(49_000, np.uint8), stored={"lower": np.ones(1)}
     ),
-    "a dense encoder without its entries": lambda: factorization("Dense", 6000, stored={"lower": np.ones(1)}),
+    "a dense encoder without its entries": lambda: factorization(
+        "Dense", 6000, stored={"lower": np.ones(1)}
+    ),
     "a tree without its encoder": lambda: factorization(
         "Tree", 6000, options={"estimator": "online", "sensitivity": "square"}
     ),
@@ -300,7 +303,11 @@ def test_an_array_that_claims_more_than_it_has_is_refused(version, tmp_path, sho
             archive.writestr(name, stream.getvalue() + bytes(64))
     size = (tmp_path / "bomb.npz").stat().st_size
     kind, text, seconds, peak = measured(data.load, tmp_path / "bomb.npz")
-    shown(f"{size} bytes that claim 24 GiB: seconds, MB", f"{seconds:.2f}, {peak / 1e6:.0f}", "<= 1, 50")
+    shown(
+        f"{size} bytes that claim 24 GiB: seconds, MB",
+        f"{seconds:.2f}, {peak / 1e6:.0f}",
+        "<= 1, 50",
+    )
     assert kind == DataError.__name__
     assert "claims 25769803776 bytes" in text
     assert seconds <= 1.0

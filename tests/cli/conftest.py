@@ -79,7 +79,13 @@ def process(*words, cwd, check=True, **environment):
     """A command in a process of its own, on one thread."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     done = subprocess.run(
-        [*ANTIPHASE, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+        [*ANTIPHASE, *words],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert not check or done.returncode == 0, done.stderr
     return done
@@ -92,7 +98,14 @@ def plain(monkeypatch):
 
     for name in ("out", "err"):
         made = Console(stderr=name == "err", highlight=False, soft_wrap=True, width=400)
-        parts = cli.auditing, cli.comparing, cli.designing, cli.promising, cli.reproducing, cli.training
+        parts = (
+            cli.auditing,
+            cli.comparing,
+            cli.designing,
+            cli.promising,
+            cli.reproducing,
+            cli.training,
+        )
         for module in (console, *parts):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, made)

@@ -61,7 +61,9 @@ def test_a_mechanisms_own_noise(run, plan, tmp_path):
     said = json.loads(run("audit", plan, "--trials", "2000", "--json").out)
     assert said["alarm"] is False
     assert said["lower_bound"] > 0.8 * said["claim"]["mu"] - 0.3
-    assert run("audit", plan, "--mu", "0.2", "--trials", "2000").code == 1, "claims less than it costs"
+    assert run("audit", plan, "--mu", "0.2", "--trials", "2000").code == 1, (
+        "claims less than it costs"
+    )
 
 
 def test_a_function_of_the_users(run, trainers, plan):
@@ -91,8 +93,16 @@ def test_a_function_of_the_users(run, trainers, plan):
         ("absent.py:scores --mu 1", "no such file", 2),
         ("right.py:scores --mu -1", "mu = -1.0", 2),
         ("right.py:scores --mu 1 --confidence 2", "confidence = 2", 2),
-        ("right.py:once --mu 1", "cannot be called with (canary, count); for one training, say --one-run", 2),
-        ("right.py:scores --mu 1 --one-run", "cannot be called with (included); for many trainings, leave --one-", 2),
+        (
+            "right.py:once --mu 1",
+            "cannot be called with (canary, count); for one training, say --one-run",
+            2,
+        ),
+        (
+            "right.py:scores --mu 1 --one-run",
+            "cannot be called with (included); for many trainings, leave --one-",
+            2,
+        ),
         ("right.py:none --mu 1", "right.py:none cannot be called with (canary, count). See", 2),
         ("right.py:scores --mu 1 --canaries 100", "--canaries is for --one-run", 2),
         ("right.py:once --mu 1 --one-run --trials 100", "--one-run makes one: give --canaries", 2),
@@ -108,8 +118,14 @@ def test_refusals(refused, plan, trainers, words, said, code):
 @pytest.mark.parametrize(
     ("line", "last"),
     [
-        ("raise ValueError('[bold]no data[/]: :boom: ' + str(count))", "ValueError: [bold]no data[/]: :boom: 400"),
-        ("return json.loads('no')", "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
+        (
+            "raise ValueError('[bold]no data[/]: :boom: ' + str(count))",
+            "ValueError: [bold]no data[/]: :boom: 400",
+        ),
+        (
+            "return json.loads('no')",
+            "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+        ),
         ("raise FileNotFoundError('weights')", "FileNotFoundError: weights"),
         ("sys.exit(0)", "SystemExit: 0"),
         ("sys.exit('stop')", "SystemExit: stop"),
@@ -128,7 +144,10 @@ def test_what_the_users_function_raises_is_shown_as_theirs(run, tmp_path, line, 
     assert all("mine.py" in text for text in files)
     assert line in "".join(frames)
     assert error == last
-    assert verdict == f"refused: mine.py:scores raised {last.split(':')[0].split('.')[-1]}; there was no audit"
+    assert (
+        verdict
+        == f"refused: mine.py:scores raised {last.split(':')[0].split('.')[-1]}; there was no audit"
+    )
     done = run("audit", "mine.py:once", "--mu", "1", "--one-run", "--canaries", "400", "--json")
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines()[-2:] == [error, verdict.replace(":scores", ":once")]
@@ -138,7 +157,11 @@ def test_causes_are_shown_as_theirs_too(run, tmp_path):
     lines = "try: json.loads('no')\n    except ValueError as error: raise RuntimeError('no scores') from error"
     (tmp_path / "mine.py").write_text(RAISES.format(line=lines))
     said = run("audit", "mine.py:scores", "--mu", "1").err
-    assert said.index("JSONDecodeError") < said.index("direct cause") < said.index("RuntimeError: no scores")
+    assert (
+        said.index("JSONDecodeError")
+        < said.index("direct cause")
+        < said.index("RuntimeError: no scores")
+    )
     assert all("mine.py" in line for line in said.splitlines() if line.startswith("  File "))
 
 

@@ -22,7 +22,9 @@ def example(text):
 
 def tour():
     """The commands of docs/tour.md."""
-    blocks = re.findall(r"^```console\n(.*?)^```", (ROOT / "docs" / "tour.md").read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```console\n(.*?)^```", (ROOT / "docs" / "tour.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     lines = [line for block in blocks for line in block.splitlines()]
     return [shlex.split(line[2:]) for line in lines if line.startswith("$ ")]
 
@@ -32,8 +34,13 @@ def run_the_tour(folder):
 
     But for times, noise and what is left out, that must be what docs/tour.md shows.
     """
-    printed = [process(*words[1:], cwd=folder, ANTIPHASE_CACHE=str(folder / "cache")).stdout for words in tour()]
-    shown = re.findall(r"^\$ .*?\n(.*?)^```", (ROOT / "docs" / "tour.md").read_text(), re.DOTALL | re.MULTILINE)
+    printed = [
+        process(*words[1:], cwd=folder, ANTIPHASE_CACHE=str(folder / "cache")).stdout
+        for words in tour()
+    ]
+    shown = re.findall(
+        r"^\$ .*?\n(.*?)^```", (ROOT / "docs" / "tour.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     for words, block, text in zip(tour(), shown, printed, strict=True):
         for line in filter(None, re.split(r"\n|…\n", block)):
             assert _without_chance(line) in _without_chance(text), f"{shlex.join(words)}: {line}"
@@ -43,14 +50,27 @@ def run_the_tour(folder):
 @pytest.mark.slow
 def test_what_the_tour_shows_of_sampling_is_so(run):
     (block,) = re.findall(
-        r"^```text\n(antiphase .*?)^```", (ROOT / "docs" / "tour.md").read_text(), re.DOTALL | re.MULTILINE
+        r"^```text\n(antiphase .*?)^```",
+        (ROOT / "docs" / "tour.md").read_text(),
+        re.DOTALL | re.MULTILINE,
     )
     command, _, shown = block.partition("\n")
     assert run(*shlex.split(command)[1:], "--quiet").out == shown.lstrip("\n")
 
 
 def test_all_commands_are_here():
-    first = ["design", "compare", "advise", "calibrate", "statement", "verify", "audit", "train", "data", "demo"]
+    first = [
+        "design",
+        "compare",
+        "advise",
+        "calibrate",
+        "statement",
+        "verify",
+        "audit",
+        "train",
+        "data",
+        "demo",
+    ]
     assert [*first, "reproduce"] == COMMANDS
 
 
@@ -73,14 +93,19 @@ def test_the_example_of_demo_is_in_the_tour(run):
 
 def test_the_tour_has_ten_commands_of_every_kind():
     assert len(tour()) == 10
-    assert {words[1] for words in tour()} == set(COMMANDS) - {"reproduce", "audit"}  # which have pages of their own
+    assert {words[1] for words in tour()} == set(COMMANDS) - {
+        "reproduce",
+        "audit",
+    }  # which have pages of their own
 
 
 def _without_chance(text):
     """Without blanks, and without what differs from run to run: times and which is best, accuracies, noise that was
     made; or from machine to machine: digests, in which the last bit of every number counts."""
     text = re.sub(r"\b[0-9a-f]{16}(?:[0-9a-f]{48}\b|…)", "#", text)
-    text = re.sub(r"\d[\d.]* m?s\b(?: \*)?|\d+\.\d+%|found [\d.]+ of it, at most [\d.]+|0\.\d{4}  ", "#", text)
+    text = re.sub(
+        r"\d[\d.]* m?s\b(?: \*)?|\d+\.\d+%|found [\d.]+ of it, at most [\d.]+|0\.\d{4}  ", "#", text
+    )
     return re.sub(r"\s+", "", text).rstrip("…").replace("─", "")
 
 
@@ -110,12 +135,19 @@ def test_help_names_every_mechanism(run):
 )
 def test_the_shell_completes(tmp_path, typed, offered):
     count = str(len(typed.split()) - 1)
-    done = process(cwd=tmp_path, _ANTIPHASE_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=count)
+    done = process(
+        cwd=tmp_path, _ANTIPHASE_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=count
+    )
     assert sorted(done.stdout.split()) == offered
 
 
 @pytest.mark.slow
 def test_completion_can_be_installed(tmp_path):
     # Under make the shell that would be detected is sh, which has no completion.
-    done = process("--show-completion", "bash", cwd=tmp_path, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
-    assert "_antiphase_completion" in done.stdout.replace("-m antiphase.cli", "antiphase") or "complete" in done.stdout
+    done = process(
+        "--show-completion", "bash", cwd=tmp_path, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"
+    )
+    assert (
+        "_antiphase_completion" in done.stdout.replace("-m antiphase.cli", "antiphase")
+        or "complete" in done.stdout
+    )

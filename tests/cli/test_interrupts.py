@@ -66,7 +66,9 @@ def test_a_design_that_is_stopped_is_kept_with_the_gap_it_has(tmp_path):
     assert 0 < f.gap < 1
     assert f.sensitivity <= 1 + 1e-9
     assert f"{f.gap:.1e}" in out or f"{f.gap:.3g}   error over bound, less 1" in out
-    assert not list(tmp_path.glob("cache/**/*.antiphase")), "what was asked for is not what there is"
+    assert not list(tmp_path.glob("cache/**/*.antiphase")), (
+        "what was asked for is not what there is"
+    )
 
 
 def test_training_goes_on_and_ends_with_the_same_weights(tmp_path, run):
@@ -74,7 +76,9 @@ def test_training_goes_on_and_ends_with_the_same_weights(tmp_path, run):
         "train", "--data", "digits", "--epochs", "12", "--batch-size", "32", "--mechanism", "tree", "--epsilon", "8",
         "--delta", "1e-4", "--insecure-noise", "5", "--seed", "3",
     ]  # fmt: skip
-    promised = json.loads(run(*words, "-o", "whole.safetensors", "--json").out)["trials"][0]["statement"]
+    promised = json.loads(run(*words, "-o", "whole.safetensors", "--json").out)["trials"][0][
+        "statement"
+    ]
     assert promised["noise_source"].startswith("INSECURE")
     state = tmp_path / "run" / "checkpoint"
     part = start(tmp_path, *words, "--checkpoint", "run", "-o", "part.safetensors")
@@ -86,7 +90,9 @@ def test_training_goes_on_and_ends_with_the_same_weights(tmp_path, run):
     assert not (tmp_path / "part.safetensors").exists()
     assert not (tmp_path / "run" / "model.safetensors").exists()
     rest = run(*words, "--checkpoint", "run", "--resume", "-o", "part.safetensors", "--json")
-    assert (tmp_path / "part.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    assert (tmp_path / "part.safetensors").read_bytes() == (
+        tmp_path / "whole.safetensors"
+    ).read_bytes()
     again = json.loads(rest.out)["trials"][0]
     assert again["steps"] == promised["steps"] == 12 * 45
     assert again["statement"]["epsilon"] == promised["epsilon"]
@@ -105,7 +111,9 @@ def test_trials_that_are_done_are_printed(tmp_path):
         tmp_path, "train", "--data", "digits", "--epochs", "4", "--batch-size", "32", "--mechanism", "tree",
         "--epsilon", "8", "--delta", "1e-4", "--trials", "1000", "--checkpoint", "runs",
     )  # fmt: skip
-    code, out, err = interrupted(process, lambda: (tmp_path / "runs" / "seed-1" / "checkpoint").exists())
+    code, out, err = interrupted(
+        process, lambda: (tmp_path / "runs" / "seed-1" / "checkpoint").exists()
+    )
     assert code == 130
     assert "tree, full Honaker on digits" in out
     assert "differentially private" in out

@@ -11,7 +11,8 @@ import pytest
 
 import antiphase as ap
 from antiphase import accounting
-from antiphase.cli import console, training
+from antiphase.cli import console
+from antiphase.cli import train as training
 from antiphase.statement import rounded_up
 from tests.cli.conftest import process
 
@@ -25,10 +26,34 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
-TRAIN = ["train", "--data", "digits", "--epochs", "1", "--batch-size", "256", "--delta", "1e-4", "--epsilon", "8"]
+TRAIN = [
+    "train",
+    "--data",
+    "digits",
+    "--epochs",
+    "1",
+    "--batch-size",
+    "256",
+    "--delta",
+    "1e-4",
+    "--epsilon",
+    "8",
+]
 WITH_JSON = {
     "design": ["design", "dp-mf", "--steps", "8", "--epsilon", "8", "--delta", "1e-5"],
-    "compare": ["compare", "--steps", "16", "--epochs", "2", "-m", "dp-sgd", "-m", "dp-mf", "-m", "dp-mf+:tau=0"],
+    "compare": [
+        "compare",
+        "--steps",
+        "16",
+        "--epochs",
+        "2",
+        "-m",
+        "dp-sgd",
+        "-m",
+        "dp-mf",
+        "-m",
+        "dp-mf+:tau=0",
+    ],
     "advise": ["advise", "--steps", "16", "--epochs", "2"],
     "calibrate": ["calibrate", "--epsilon", "8", "--delta", "1e-5"],
     "statement": ["statement", "plan.antiphase"],
@@ -55,7 +80,19 @@ def test_json_of_training(run):
 
 @pytest.mark.slow
 def test_training_that_diverges_is_json_too(run):
-    words = ["train", "--data", "digits", "--epochs", "3", "--batch-size", "256", "--mechanism", "none", "--lr", "1e38"]
+    words = [
+        "train",
+        "--data",
+        "digits",
+        "--epochs",
+        "3",
+        "--batch-size",
+        "256",
+        "--mechanism",
+        "none",
+        "--lr",
+        "1e38",
+    ]
     found = strict(run(*words, "--json").out)
     assert found["trials"][0]["finite"] is False
     assert "(diverged)" in run(*words).out
@@ -96,7 +133,11 @@ def test_calibration_goes_both_ways(run, plan, tmp_path):
     assert 2 * (1 - 1e-6) < back["epsilon"] <= 2
     run("calibrate", "design.antiphase", "--epsilon", "2", "--delta", "1e-6", "-o", "new.antiphase")
     assert ap.load(tmp_path / "new.antiphase").noise_multiplier == there["noise_multiplier"]
-    twice = strict(run("calibrate", "--epsilon", "2", "--delta", "1e-6", "--adjacency", "replace-one", "--json").out)
+    twice = strict(
+        run(
+            "calibrate", "--epsilon", "2", "--delta", "1e-6", "--adjacency", "replace-one", "--json"
+        ).out
+    )
     assert twice["noise_multiplier"] == 2 * there["noise_multiplier"]
 
 
@@ -110,7 +151,12 @@ def test_a_design_is_calibrated_or_says_how(run):
 
 
 def test_quiet_leaves_the_result(run, plan):
-    for words in (["compare", "--steps", "8"], ["advise", "--steps", "8"], ["verify", plan], ["data", "digits"]):
+    for words in (
+        ["compare", "--steps", "8"],
+        ["advise", "--steps", "8"],
+        ["verify", plan],
+        ["data", "digits"],
+    ):
         done = run(*words, "--quiet")
         assert (done.code, done.err) == (0, "")
         assert done.out
@@ -119,7 +165,16 @@ def test_quiet_leaves_the_result(run, plan):
 def test_csv_is_a_table(run):
     done = run("compare", "--steps", "16", "--epochs", "2", "--csv")
     rows = list(csv.DictReader(io.StringIO(done.out)))
-    names = ["dp-sgd", "lambda-cgd", "tree", "sqrt-toeplitz", "bisr", "epoch-restarts", "dp-mf", "dp-mf+"]
+    names = [
+        "dp-sgd",
+        "lambda-cgd",
+        "tree",
+        "sqrt-toeplitz",
+        "bisr",
+        "epoch-restarts",
+        "dp-mf",
+        "dp-mf+",
+    ]
     assert [row["name"] for row in rows] == names
     assert rows[2]["label"] == "tree, full Honaker"  # a comma within
     assert rows[6]["memory_frontier"] == "True"  # DP-MF: nothing has less noise
@@ -128,7 +183,15 @@ def test_csv_is_a_table(run):
 
 
 def test_no_line_ends_in_blanks_and_nothing_is_cut_off(run):
-    done = run("compare", "--steps", "16", "-m", "damped:rho=0.123456,final_weight=3.5", "-m", "tree:estimator=online")
+    done = run(
+        "compare",
+        "--steps",
+        "16",
+        "-m",
+        "damped:rho=0.123456,final_weight=3.5",
+        "-m",
+        "tree:estimator=online",
+    )
     assert "damped, ρ = 0.1235, final weight = 3.5 " in done.out
     assert "tree, online" in done.out
     assert "…" not in done.out
@@ -158,7 +221,19 @@ def test_a_narrow_terminal_gets_two_tables(tmp_path):
 
 @pytest.mark.slow
 def test_what_a_page_shows_is_written(run, tmp_path):
-    done = run("compare", "--steps", "16", "--epsilon", "1", "--delta", "1e-5", "--html", "c.html", "--figures", "f")
+    done = run(
+        "compare",
+        "--steps",
+        "16",
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-5",
+        "--html",
+        "c.html",
+        "--figures",
+        "f",
+    )
     assert "Written to c.html" in done.out
     text = (tmp_path / "c.html").read_text()
     assert "antiphase compare --steps 16 --epsilon 1" in text
@@ -171,9 +246,15 @@ def test_what_a_page_shows_is_written(run, tmp_path):
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        (["dp-sgd:poisson", "dp-mf"], ["DP-SGD, Poisson batches leaves least noise", "needs true Poisson sampling"]),
+        (
+            ["dp-sgd:poisson", "dp-mf"],
+            ["DP-SGD, Poisson batches leaves least noise", "needs true Poisson sampling"],
+        ),
         (["dp-sgd:poisson"], ["needs true Poisson sampling"]),
-        (["dp-sgd", "dp-mf"], ["DP-MF leaves least noise in the final model", "times the certified least"]),
+        (
+            ["dp-sgd", "dp-mf"],
+            ["DP-MF leaves least noise in the final model", "times the certified least"],
+        ),
     ],
 )
 def test_what_a_page_says_is_so(run, tmp_path, chosen, said):
@@ -186,15 +267,37 @@ def test_what_a_page_says_is_so(run, tmp_path, chosen, said):
 
 @pytest.mark.slow
 def test_a_design_for_sampled_batches_has_the_best_number_of_bands(run, tmp_path):
-    words = ["design", "toeplitz", "--steps", "32", "--sampler", "cyclic-poisson", "--sampling-rate", "0.02", "-o", "m"]
-    found = strict(run(*words, "--bands", "auto", "--epsilon", "1", "--delta", "1e-6", "--json").out)
+    words = [
+        "design",
+        "toeplitz",
+        "--steps",
+        "32",
+        "--sampler",
+        "cyclic-poisson",
+        "--sampling-rate",
+        "0.02",
+        "-o",
+        "m",
+    ]
+    found = strict(
+        run(*words, "--bands", "auto", "--epsilon", "1", "--delta", "1e-6", "--json").out
+    )
     made = ap.load(tmp_path / "m")
     assert found["options"] == {"bands": made.factorization.bands}
-    assert (found["sampler"], found["sampling_rate"]) == (made.sampler, made.sampling_rate) == ("cyclic-poisson", 0.02)
+    assert (
+        (found["sampler"], found["sampling_rate"])
+        == (made.sampler, made.sampling_rate)
+        == ("cyclic-poisson", 0.02)
+    )
     least = min(found["tried"], key=lambda t: t["noise_multiplier"] ** 2 * t["error"])
-    assert (least["bands"], least["noise_multiplier"]) == (made.factorization.bands, made.noise_multiplier)
+    assert (least["bands"], least["noise_multiplier"]) == (
+        made.factorization.bands,
+        made.noise_multiplier,
+    )
     assert found["error"] == pytest.approx(least["error"])
-    given = strict(run(*words, "--bands", "5", "--noise-multiplier", "2", "--delta", "1e-6", "--json").out)
+    given = strict(
+        run(*words, "--bands", "5", "--noise-multiplier", "2", "--delta", "1e-6", "--json").out
+    )
     assert (given["options"], given["tried"], given["gap"]) == ({"bands": 5}, [], None)
     again = strict(
         run("calibrate", "m", "--noise-multiplier", "2", "--delta", "1e-6", "--sampler", "cyclic-poisson",
@@ -205,8 +308,29 @@ def test_a_design_for_sampled_batches_has_the_best_number_of_bands(run, tmp_path
 
 @pytest.mark.slow
 def test_compare_says_what_a_sampler_amplifies(run, tmp_path):
-    words = ["compare", "--steps", "32", "--epochs", "4", "--epsilon", "0.5", "--delta", "1e-6", "--sampling-rate"]
-    words += ["0.0625", "--sampler", "cyclic-poisson", "-m", "dp-sgd:fixed-order", "-m", "toeplitz", "-m", "tree"]
+    words = [
+        "compare",
+        "--steps",
+        "32",
+        "--epochs",
+        "4",
+        "--epsilon",
+        "0.5",
+        "--delta",
+        "1e-6",
+        "--sampling-rate",
+    ]
+    words += [
+        "0.0625",
+        "--sampler",
+        "cyclic-poisson",
+        "-m",
+        "dp-sgd:fixed-order",
+        "-m",
+        "toeplitz",
+        "-m",
+        "tree",
+    ]
     done = run(*words, "--html", "c.html")
     assert "cyclic Poisson at rate 0.0625" in done.out
     rows = {line.split("  ")[0].strip(): line.split() for line in done.out.splitlines()}
@@ -216,7 +340,12 @@ def test_compare_says_what_a_sampler_amplifies(run, tmp_path):
     assert "no" in rows["tree, full Honaker"]
     assert "sampled batches are 0.5 times as large" in done.err
     text = " ".join(re.sub(r"<[^>]+>", "", (tmp_path / "c.html").read_text()).split())
-    for claim in ("tree, full Honaker is not amplified", "Least noise for the memory", "not amplified", "frontier"):
+    for claim in (
+        "tree, full Honaker is not amplified",
+        "Least noise for the memory",
+        "not amplified",
+        "frontier",
+    ):
         assert claim in text
 
 
@@ -257,7 +386,10 @@ def test_verify_answers_yes_no_or_not_at_all(run, plan, tmp_path):
     ("command", "said"),
     [
         (["--help"], "0 done; 1 the answer is no"),
-        (["verify", "--help"], "1: a check fails; 2: it could not be checked, as a file that is missing, or damaged"),
+        (
+            ["verify", "--help"],
+            "1: a check fails; 2: it could not be checked, as a file that is missing, or damaged",
+        ),
         (["audit", "--help"], "1: the claim is false; 2: there was no audit"),
     ],
 )
@@ -272,7 +404,9 @@ def test_the_gap_is_the_same_number_everywhere(run):
         found = strict(run(*words, "--json").out)
         assert found["gap"] == pytest.approx(found["error"] / found["lower_bound"] - 1, abs=1e-12)
         (line,) = [line for line in run(*words).out.splitlines() if line.startswith("gap ")]
-        assert line.split(maxsplit=1)[1] == (f"{found['gap']:.3g}{said}" if said else f"{found['gap']:.1e}")
+        assert line.split(maxsplit=1)[1] == (
+            f"{found['gap']:.3g}{said}" if said else f"{found['gap']:.1e}"
+        )
 
 
 @pytest.mark.slow
@@ -293,10 +427,27 @@ def test_advice_from_a_spectrum(run, tmp_path):
     """A file of curvatures is enough: a mechanism that can be typed in, what it gains, and a range of rates."""
     (tmp_path / "list.json").write_text("[0.01, 0.1, 1.0]")
     (tmp_path / "both.json").write_text('{"values": [0.01, 0.1, 1.0], "weights": [100, 10, 1]}')
-    words = ["advise", "--steps", "32", "--lr", "0.5", "--epsilon", "1", "--delta", "1e-5", "--spectrum"]
+    words = [
+        "advise",
+        "--steps",
+        "32",
+        "--lr",
+        "0.5",
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-5",
+        "--spectrum",
+    ]
     for name in ("list.json", "both.json"):
-        found = strict(run(*words, name, "--batch-size", "64", "--initial-gap", "2.3", "--json").out)
-        assert [gain["over"].split(",")[0] for gain in found["gains"]] == ["DP-SGD", "DP-MF", "DP-MF⁺"]
+        found = strict(
+            run(*words, name, "--batch-size", "64", "--initial-gap", "2.3", "--json").out
+        )
+        assert [gain["over"].split(",")[0] for gain in found["gains"]] == [
+            "DP-SGD",
+            "DP-MF",
+            "DP-MF⁺",
+        ]
         assert found["noise"]["DP-SGD"] == 1
         assert 0 < found["learning_rates"]["low"] <= found["learning_rates"]["high"]
     done = run(*words, "both.json")
@@ -305,7 +456,10 @@ def test_advice_from_a_spectrum(run, tmp_path):
     typed = shlex.split(done.out.split("To use it: antiphase ")[1])
     assert run(*typed).code == 0
     (tmp_path / "bad.json").write_text("{}")
-    for options, word in ((["bad.json"], "bad.json must have"), (["both.json", "--lr", "9"], "diverges")):
+    for options, word in (
+        (["bad.json"], "bad.json must have"),
+        (["both.json", "--lr", "9"], "diverges"),
+    ):
         done = run(*words, *options)
         assert (done.code, done.out) == (2, "")
         assert word in done.err

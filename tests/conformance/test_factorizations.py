@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.factorization.streamed import Streamed
+from antiphase.factorizations.streaming import Streamed
 from antiphase.objective import Average, Damped, Restarts
 from antiphase.sensitivity import sensitivity
 from tests import brute
@@ -53,7 +53,9 @@ MECHANISMS = {
 }
 WORKLOADS = {
     "prefix sums": ap.Workload.sgd(T),
-    "momentum and schedule": ap.Workload.sgd(T, momentum=0.8, learning_rates=RATES, weight_decay=0.05),
+    "momentum and schedule": ap.Workload.sgd(
+        T, momentum=0.8, learning_rates=RATES, weight_decay=0.05
+    ),
     "nesterov, averaged": ap.Workload.sgd(T, momentum=0.5, nesterov=True).with_ema(0.5),
     "idle steps": ap.Workload.sgd(T, delay=2, learning_rates=[1, 1, 1, 0, 1, 1, 1, 0]),
     "matrix": ap.Workload.from_matrix(np.tril(np.arange(1, 1 + T * T).reshape(T, T) % 7 + 1.0)),
@@ -72,7 +74,9 @@ def cases():
             for p, participation in PARTICIPATIONS.items():
                 if name == "anti-pgd" and w == "idle steps":
                     continue  # C = A is singular there; that it is refused is tested below
-                if w == "matrix" and (name == "banded" or (name != "blt" and options.get("buffers") == 2)):
+                if w == "matrix" and (
+                    name == "banded" or (name != "blt" and options.get("buffers") == 2)
+                ):
                     continue  # no short recurrence; refused too
                 yield pytest.param(name, options, workload, participation, id=f"{m}/{w}/{p}")
 
@@ -122,7 +126,9 @@ def test_conformance(designed, name, options, workload, participation, tmp_path)
     assert f.gap >= 0
     designed_to_be_optimal = f.bound is not None
     if designed_to_be_optimal and not isinstance(participation, ap.participation.MinSeparation):
-        idle_in_epochs = workload.idle.any() and not isinstance(participation, ap.participation.Once)
+        idle_in_epochs = workload.idle.any() and not isinstance(
+            participation, ap.participation.Once
+        )
         few_buffers = isinstance(f, Streamed) and options.get("buffers") != "exact"
         few = 1.0 if options.get("buffers") == 2 else 1e-3  # one node of two vectors, with momentum
         assert f.gap <= (few if idle_in_epochs or few_buffers else 1e-8)
@@ -168,5 +174,7 @@ def test_anti_pgd_is_refused_where_steps_do_not_move_their_iterate():
 
 def test_few_buffers_are_refused_where_there_is_no_recurrence():
     for participation in (ap.once(), ap.epochs(2, every=4)):
-        with pytest.raises(ValueError, match="buffers = 2: this design has no form with few buffers"):
+        with pytest.raises(
+            ValueError, match="buffers = 2: this design has no form with few buffers"
+        ):
             ap.design("dp-mf", workload=WORKLOADS["matrix"], participation=participation, buffers=2)

@@ -25,12 +25,16 @@ def contents(seed=0):
         header = np.array([0x803, count, 28, 28], ">i4").tobytes()
         found[f"{part}-images-idx3-ubyte"] = header + pixels.tobytes()
         labels = np.arange(count, dtype=np.uint8) % 10
-        found[f"{part}-labels-idx1-ubyte"] = np.array([0x801, count], ">i4").tobytes() + labels.tobytes()
+        found[f"{part}-labels-idx1-ubyte"] = (
+            np.array([0x801, count], ">i4").tobytes() + labels.tobytes()
+        )
     return {name: found[name] for name in IDX}
 
 
 def known(*mirrors, **changes):
-    files = tuple(Source(name, len(c), hashlib.sha256(c).hexdigest()) for name, c in contents().items())
+    files = tuple(
+        Source(name, len(c), hashlib.sha256(c).hexdigest()) for name, c in contents().items()
+    )
     tiny = Known(
         name="tiny", files=files, read=formats.idx, classes=tuple("0123456789"), mean=(0.5,), std=(0.3,),
         mirrors=mirrors, package=None, layouts=("tiny", "raw"),
@@ -82,7 +86,11 @@ def serving(files):
                 self.send_error(404)
                 return
             body = site.files[name]
-            start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and fault != "no ranges" else 0
+            start = (
+                int(asked.removeprefix("bytes=").removesuffix("-"))
+                if asked and fault != "no ranges"
+                else 0
+            )
             if start and start >= len(body):
                 self.send_error(416)
                 return

@@ -26,7 +26,9 @@ def test_a_folder_that_has_the_files(tmp_path, kept, layout, files):
 
 def test_an_archive_in_a_folder(tmp_path):
     known = site.known(archive="all.tar.gz", archive_folder="all/")
-    filled(tmp_path, {"all.tar.gz": site.tarred({f"all/{n}": c for n, c in site.contents().items()})})
+    filled(
+        tmp_path, {"all.tar.gz": site.tarred({f"all/{n}": c for n, c in site.contents().items()})}
+    )
     assert obtain(known, tmp_path) == site.contents()
 
 

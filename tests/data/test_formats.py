@@ -22,7 +22,9 @@ def test_images_and_labels_of_mnist():
     files = {f"{part}-images-idx3-ubyte": idx_file(x) for part, x in images.items()}
     files |= {f"{part}-labels-idx1-ubyte": idx_file(y) for part, y in labels.items()}
     for part, split in zip(images, formats.idx(files), strict=True):
-        np.testing.assert_array_equal(split.inputs, (images[part][:, None] / np.float32(255)).astype(np.float32))
+        np.testing.assert_array_equal(
+            split.inputs, (images[part][:, None] / np.float32(255)).astype(np.float32)
+        )
         np.testing.assert_array_equal(split.targets, labels[part])
         assert (split.inputs.dtype, split.targets.dtype) == (np.float32, np.int64)
 
@@ -31,9 +33,13 @@ def test_planes_and_labels_of_cifar():
     rng = np.random.default_rng(0)
     records = rng.integers(0, 256, (6, 2, 3073), dtype=np.uint8)
     names = [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"]
-    train, test = formats.cifar({name: batch.tobytes() for name, batch in zip(names, records, strict=True)})
+    train, test = formats.cifar(
+        {name: batch.tobytes() for name, batch in zip(names, records, strict=True)}
+    )
     np.testing.assert_array_equal(train.targets, records[:5, :, 0].ravel())
-    np.testing.assert_array_equal(test.inputs * np.float32(255), records[5, :, 1:].reshape(2, 3, 32, 32))
+    np.testing.assert_array_equal(
+        test.inputs * np.float32(255), records[5, :, 1:].reshape(2, 3, 32, 32)
+    )
     green = records[0, 1, 1 + 1024 + 32 * 7 + 9]  # of the second image, row 7, column 9
     assert train.inputs[1, 1, 7, 9] == np.float32(green) / np.float32(255)
 
@@ -42,8 +48,13 @@ def test_planes_and_labels_of_cifar():
 def test_a_batch_is_rebuilt_from_a_sheet():
     """The third of six, of images that are each of one colour."""
     rng = np.random.default_rng(0)
-    labels, colours = rng.integers(0, 10, (6, 10_000), np.uint8), rng.integers(0, 256, (10_000, 3), np.uint8)
-    Image.fromarray(np.repeat(colours[:, None], 1024, axis=1)).save(packed := io.BytesIO(), "PNG", compress_level=1)
+    labels, colours = (
+        rng.integers(0, 10, (6, 10_000), np.uint8),
+        rng.integers(0, 256, (10_000, 3), np.uint8),
+    )
+    Image.fromarray(np.repeat(colours[:, None], 1024, axis=1)).save(
+        packed := io.BytesIO(), "PNG", compress_level=1
+    )
     members = {
         "package/train_lables.json": json.dumps(labels[:5].ravel().tolist()).encode(),
         "package/test_lables.json": json.dumps(labels[5].tolist()).encode(),

@@ -36,7 +36,9 @@ def test_a_folder_for_each_class(zoo):
     assert (found.name, found.shape, found.classes) == ("zoo", (1, 4, 5), ("cat", "dog"))
     assert (len(found.train), len(found.test)) == (15, 5)
     for split in (found.train, found.test):
-        np.testing.assert_array_equal(split.targets, (split.inputs[:, 0, 0, 0] * 255 >= 99.5).astype(int))
+        np.testing.assert_array_equal(
+            split.targets, (split.inputs[:, 0, 0, 0] * 255 >= 99.5).astype(int)
+        )
 
 
 def test_train_and_test(zoo, tmp_path):

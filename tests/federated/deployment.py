@@ -41,7 +41,10 @@ def descendants(pid):
 def write_certificates(folder):
     """An authority of our own, and a certificate of it for 127.0.0.1: Flower knows SuperNodes by key over TLS only."""
     today, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-    names = {who: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, who)]) for who in ("authority", "server")}
+    names = {
+        who: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, who)])
+        for who in ("authority", "server")
+    }
     keys = {who: ec.generate_private_key(ec.SECP256R1()) for who in names}
     for who, key in keys.items():
         certificate = (
@@ -52,20 +55,28 @@ def write_certificates(folder):
             .serial_number(x509.random_serial_number())
             .not_valid_before(today - day)
             .not_valid_after(today + day)
-            .add_extension(x509.BasicConstraints(ca=who == "authority", path_length=None), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(keys["authority"].public_key()), critical=False
+                x509.BasicConstraints(ca=who == "authority", path_length=None), critical=True
             )
             .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            )
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(keys["authority"].public_key()),
+                critical=False,
+            )
+            .add_extension(
+                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+                critical=False,
             )
             .sign(keys["authority"], hashes.SHA256())
         )
         (folder / f"{who}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     (folder / "server.key").write_bytes(
         keys["server"].private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         )
     )
 
@@ -129,12 +140,16 @@ class Deployment:
         private, public = self.folder / f"node{i}", self.folder / f"node{i}.pub"
         private.write_bytes(
             key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.OpenSSH,
+                serialization.NoEncryption(),
             )
         )
         private.chmod(0o600)
         public.write_bytes(
-            key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+            key.public_key().public_bytes(
+                serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+            )
         )
         self.flwr("supernode", "register", str(public))
 
@@ -148,7 +163,10 @@ class Deployment:
 
     def run(self, **config):
         """Start the app; the id of the run."""
-        settings = " ".join(f"{k}={f'{chr(34)}{v}{chr(34)}' if isinstance(v, str) else v}" for k, v in config.items())
+        settings = " ".join(
+            f"{k}={f'{chr(34)}{v}{chr(34)}' if isinstance(v, str) else v}"
+            for k, v in config.items()
+        )
         printed = self.flwr("run", str(APP), "here", "--run-config", settings)
         return printed.partition("started run ")[2].split()[0]
 

@@ -5,7 +5,11 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-MODEL = {"weight": np.zeros((3, 2), np.float32), "bias": np.zeros(3, np.float32), "seen": np.array([7])}
+MODEL = {
+    "weight": np.zeros((3, 2), np.float32),
+    "bias": np.zeros(3, np.float32),
+    "seen": np.array([7]),
+}
 
 
 def record(model):
@@ -14,7 +18,10 @@ def record(model):
 
 def shifted(arrays, by):
     """The model a client would answer with: every trained coordinate moved by ``by``."""
-    return {name: a.numpy() + (0 if name == "seen" else a.numpy().dtype.type(by)) for name, a in arrays.items()}
+    return {
+        name: a.numpy() + (0 if name == "seen" else a.numpy().dtype.type(by))
+        for name, a in arrays.items()
+    }
 
 
 class LocalGrid(Grid):

@@ -15,10 +15,14 @@ TRAINED = ("weight", "bias", "scale")
 USERS = [f"user {i}" for i in range(12)]
 
 
-def mechanism(rounds=6, count=3, apart=2, noise_multiplier=1.0, clip_norm=1.0, workload=None, name="dp-mf"):
+def mechanism(
+    rounds=6, count=3, apart=2, noise_multiplier=1.0, clip_norm=1.0, workload=None, name="dp-mf"
+):
     workload = ap.Workload.sgd(rounds) if workload is None else workload
     f = ap.design(name, workload=workload, participation=ap.min_separation(count, apart))
-    return ap.calibrate(f, noise_multiplier=noise_multiplier, delta=1e-6, clip_norm=clip_norm, unit="user")
+    return ap.calibrate(
+        f, noise_multiplier=noise_multiplier, delta=1e-6, clip_norm=clip_norm, unit="user"
+    )
 
 
 def server(m=None, *, clients=4, seed=0, **options):

@@ -27,7 +27,9 @@ def test_long_updates_are_as_long_as_the_clip_norm(length, clip):
     arrays, shortened = clipped(given, SHAPES, clip)
     assert shortened
     assert clip * (1 - 1e-8) < norm(arrays) <= clip
-    assert np.allclose(arrays["weight"] * (given["bias"][0] / arrays["bias"][0]), given["weight"])  # same direction
+    assert np.allclose(
+        arrays["weight"] * (given["bias"][0] / arrays["bias"][0]), given["weight"]
+    )  # same direction
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.longdouble, np.int64])
@@ -69,7 +71,10 @@ def test_fuzz():
     rng = np.random.default_rng(0)
     refused = 0
     for _ in range(500):
-        bits = {name: rng.integers(0, 2**64, size=shape, dtype=np.uint64) for name, shape in SHAPES.items()}
+        bits = {
+            name: rng.integers(0, 2**64, size=shape, dtype=np.uint64)
+            for name, shape in SHAPES.items()
+        }
         try:
             arrays, _ = clipped({name: b.view(np.float64) for name, b in bits.items()}, SHAPES, 1.0)
         except NotFiniteError:

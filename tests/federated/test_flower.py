@@ -32,7 +32,9 @@ def identity(monkeypatch):
 def private(inner=None, noise_multiplier=0.5, clipping_norm=1.0, num_sampled_clients=2, **options):
     inner = FedAvg(fraction_evaluate=0.0) if inner is None else inner
     options = {"rounds": 5, "min_separation": 3, "target_delta": 1e-6} | options
-    return DifferentialPrivacyCorrelatedNoise(inner, noise_multiplier, clipping_norm, num_sampled_clients, **options)
+    return DifferentialPrivacyCorrelatedNoise(
+        inner, noise_multiplier, clipping_norm, num_sampled_clients, **options
+    )
 
 
 def test_a_training_from_end_to_end():
@@ -53,7 +55,9 @@ def test_a_training_from_end_to_end():
 def test_what_is_released_is_the_mean_of_clipped_updates_with_little_noise():
     """With hardly any noise, FedAvg's mean; and clients that claim more examples weigh no more."""
     answers = {"client 0": 0.1, "client 1": 0.3}
-    grid = LocalGrid(NAMES[:2], lambda name, message: shifted(message.content["arrays"], answers[name]))
+    grid = LocalGrid(
+        NAMES[:2], lambda name, message: shifted(message.content["arrays"], answers[name])
+    )
     strategy = private(noise_multiplier=1e-6, clipping_norm=100.0, rounds=1, min_separation=1)
     result = strategy.start(grid, record(MODEL), num_rounds=1)
     assert np.allclose(result.arrays["weight"].numpy(), 0.2, atol=1e-3)
@@ -65,7 +69,9 @@ def test_what_is_released_is_the_mean_of_clipped_updates_with_little_noise():
 
 def test_the_noise_is_designed_for_what_the_server_does():
     rates = [1.0, 0.8, 0.6, 0.4, 0.2]
-    strategy = private(FedAvgM(server_momentum=0.9, server_learning_rate=0.5), server_learning_rates=rates)
+    strategy = private(
+        FedAvgM(server_momentum=0.9, server_learning_rate=0.5), server_learning_rates=rates
+    )
     workload = strategy.mechanism.factorization.workload
     assert (workload.momentum, list(workload.learning_rates)) == (0.9, rates)
     strategy = private(FedAvgM(server_momentum=0.9, server_learning_rate=0.5))
@@ -78,7 +84,9 @@ def test_the_server_steps_as_flowers_own_fedavgm():
     """Against Flower's FedAvgM, without noise to speak of and with nothing to clip."""
     grid = LocalGrid(NAMES[:2], lambda name, message: shifted(message.content["arrays"], 0.1))
     options = {"server_momentum": 0.9, "server_learning_rate": 0.5, "fraction_evaluate": 0.0}
-    ours = private(FedAvgM(**options), 1e-6, 100.0, rounds=4, min_separation=1).start(grid, record(MODEL), num_rounds=4)
+    ours = private(FedAvgM(**options), 1e-6, 100.0, rounds=4, min_separation=1).start(
+        grid, record(MODEL), num_rounds=4
+    )
     theirs = FedAvgM(**options).start(grid, record(MODEL), num_rounds=4)
     assert np.allclose(ours.arrays["weight"].numpy(), theirs.arrays["weight"].numpy(), atol=1e-2)
     assert np.isclose(theirs.arrays["weight"].numpy()[0, 0], 0.05 * (1 + 1.9 + 2.71 + 3.439))
@@ -92,13 +100,19 @@ def test_strategies_that_do_not_add_up_updates_are_refused(inner):
 
 def test_fedprox_tells_clients_its_mu():
     seen = []
-    grid = LocalGrid(NAMES, lambda name, message: seen.append(message.content["config"]["proximal-mu"]))
-    private(FedProx(proximal_mu=0.25, fraction_evaluate=0.0)).start(grid, record(MODEL), num_rounds=1)
+    grid = LocalGrid(
+        NAMES, lambda name, message: seen.append(message.content["config"]["proximal-mu"])
+    )
+    private(FedProx(proximal_mu=0.25, fraction_evaluate=0.0)).start(
+        grid, record(MODEL), num_rounds=1
+    )
     assert seen == [0.25, 0.25]
 
 
 def test_bad_answers_are_refused_counted_and_training_goes_on():
-    broken = ArrayRecord({name: Array("float32", (1,), "numpy.ndarray", b"no array") for name in MODEL})
+    broken = ArrayRecord(
+        {name: Array("float32", (1,), "numpy.ndarray", b"no array") for name in MODEL}
+    )
     answers = {
         "client 0": lambda a: None,
         "client 1": lambda a: shifted(a, np.nan),
@@ -154,7 +168,10 @@ def test_a_killed_server_goes_on(tmp_path):
     seen = {}
     strategy, grid = private(folder=tmp_path), LocalGrid(NAMES)
     result = strategy.start(
-        grid, record(MODEL), num_rounds=5, evaluate_fn=lambda n, arrays: seen.setdefault(n, MetricRecord({"n": n}))
+        grid,
+        record(MODEL),
+        num_rounds=5,
+        evaluate_fn=lambda n, arrays: seen.setdefault(n, MetricRecord({"n": n})),
     )
     assert [rounds for rounds in grid.rounds if rounds] == [{3}, {4}, {5}]
     assert list(seen) == list(result.evaluate_metrics_serverapp) == [2, 3, 4, 5]
@@ -167,8 +184,12 @@ def test_a_killed_server_goes_on(tmp_path):
 def test_clients_with_new_names_after_a_restart_are_refused(tmp_path):
     """As SuperNodes without keys have, and those of a simulation: each would take part as if for the first time."""
     private(folder=tmp_path).start(LocalGrid(NAMES), record(MODEL), num_rounds=2)
-    with pytest.raises(ParticipationError, match=r"none of the 6 clients.*--auth-supernode-private-key"):
-        private(folder=tmp_path).start(LocalGrid([f"new {i}" for i in range(6)]), record(MODEL), num_rounds=5)
+    with pytest.raises(
+        ParticipationError, match=r"none of the 6 clients.*--auth-supernode-private-key"
+    ):
+        private(folder=tmp_path).start(
+            LocalGrid([f"new {i}" for i in range(6)]), record(MODEL), num_rounds=5
+        )
     private(folder=tmp_path).start(LocalGrid([*NAMES, "new"]), record(MODEL), num_rounds=5)
 
 

@@ -20,7 +20,10 @@ def test_2000_trainings_against_an_oracle():
     vacancies = 0
     for _ in range(2000):
         count, apart, wanted = (int(n) for n in rng.integers(1, 5, size=3))
-        roster, users = Roster(ap.min_separation(count, apart)), [f"u{i}" for i in range(rng.integers(1, 12))]
+        roster, users = (
+            Roster(ap.min_separation(count, apart)),
+            [f"u{i}" for i in range(rng.integers(1, 12))],
+        )
         histories = {user: [] for user in users}
         for t in range(int(rng.integers(1, 12))):
             there = [user for user in users if rng.random() < 0.7]

@@ -7,7 +7,17 @@ import antiphase as ap
 from antiphase.errors import HorizonError
 from antiphase.federated import Server, Verdict
 from tests.federated import setting
-from tests.federated.setting import MODEL, TRAINED, USERS, answer_all, mechanism, row, server, train, update
+from tests.federated.setting import (
+    MODEL,
+    TRAINED,
+    USERS,
+    answer_all,
+    mechanism,
+    row,
+    server,
+    train,
+    update,
+)
 
 
 def released(before, after, clients=4):
@@ -20,12 +30,17 @@ def test_what_is_released_is_the_sum_of_clipped_updates_and_a_row_of_noise():
     s = server(m)
     for t in range(m.steps):
         users, before = s.ask(USERS), s.model
-        answers = {user: update(10 * t + i, norm=4.0 if i == 1 else 0.5) for i, user in enumerate(users)}
+        answers = {
+            user: update(10 * t + i, norm=4.0 if i == 1 else 0.5) for i, user in enumerate(users)
+        }
         for user, given in answers.items():
             s.receive(user, given)
         noise = row(m, t)
         for name, total in released(before, s.finish()).items():
-            expected = sum(a[name] * (0.5 if i == 1 else 1.0) for i, a in enumerate(answers.values())) + noise[name]
+            expected = (
+                sum(a[name] * (0.5 if i == 1 else 1.0) for i, a in enumerate(answers.values()))
+                + noise[name]
+            )
             assert np.allclose(total, expected, atol=1e-5)
     assert s.model["seen"] == 7, "what is not floating-point stays as it is"
     assert s.counts[Verdict.CLIPPED] == 6
@@ -46,7 +61,10 @@ def test_the_server_computes_its_workload(options):
     for t in range(6):
         users = s.ask(USERS)
         answer_all(s, users, seed=100 * t)
-        sums.append(sum(update(100 * t + i)["weight"].ravel() for i in range(len(users))) + row(m, t)["weight"].ravel())
+        sums.append(
+            sum(update(100 * t + i)["weight"].ravel() for i in range(len(users)))
+            + row(m, t)["weight"].ravel()
+        )
         expected = -workload.apply(-np.array(sums + [sums[0]] * (5 - t)) / 4)[t]
         assert np.allclose(s.finish()["weight"].ravel(), expected, rtol=1e-6, atol=1e-7)
 
@@ -73,7 +91,9 @@ def test_whoever_answers_the_noise_and_the_divisor_are_the_plans(answering):
     answer_all(s, users[:answering])
     rest = released(before, s.finish())
     for name in TRAINED:
-        left = rest[name] - sum((update(i)[name] for i in range(answering)), np.zeros(MODEL[name].shape))
+        left = rest[name] - sum(
+            (update(i)[name] for i in range(answering)), np.zeros(MODEL[name].shape)
+        )
         assert np.allclose(left, row(m, 2)[name], atol=1e-6)
     assert s.counts[Verdict.DROPPED_OUT] == 4 - answering
     assert s.epsilon() == m.epsilon()
@@ -190,7 +210,9 @@ def test_promises_that_are_not_to_users_are_refused():
     with pytest.raises(ValueError, match="protects users"):
         server(ap.calibrate(f, noise_multiplier=1.0))
     with pytest.raises(ValueError, match="no amplification"):
-        server(ap.calibrate(f, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1, unit="user"))
+        server(
+            ap.calibrate(f, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1, unit="user")
+        )
     in_order = ap.design("dp-mf", steps=6, epochs=2)
     with pytest.raises(ValueError, match="fixed order"):
         server(ap.calibrate(in_order, noise_multiplier=1.0, unit="user"))
@@ -213,5 +235,8 @@ def test_every_mechanism_that_allows_a_separation_works():
 
 
 def test_noise_is_another_one_in_every_training():
-    rows = [train(Server(mechanism(), setting.MODEL, clients_per_round=4), until=1).model["weight"] for _ in range(2)]
+    rows = [
+        train(Server(mechanism(), setting.MODEL, clients_per_round=4), until=1).model["weight"]
+        for _ in range(2)
+    ]
     assert (rows[0] != rows[1]).all()

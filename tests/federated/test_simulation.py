@@ -42,14 +42,22 @@ run_simulation(server, client, num_supernodes=10, backend_config={"client_resour
 
 
 def test_a_training_in_the_simulation_engine():
-    path = os.pathsep.join([str(ROOT / "examples" / "flower_app"), os.environ.get("PYTHONPATH", "")])
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    path = os.pathsep.join(
+        [str(ROOT / "examples" / "flower_app"), os.environ.get("PYTHONPATH", "")]
+    )
+    quiet = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=False,
         env=os.environ | quiet | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-5000:]
-    answered, epsilon, accuracy = re.search(r"(\d+) answers, epsilon ([\d.]+), accuracy ([\d.]+)", done.stdout).groups()
+    answered, epsilon, accuracy = re.search(
+        r"(\d+) answers, epsilon ([\d.]+), accuracy ([\d.]+)", done.stdout
+    ).groups()
     assert int(answered) == 30
     assert 7.99 < float(epsilon) <= 8
     assert float(accuracy) > 0.3, "a tenth by chance"

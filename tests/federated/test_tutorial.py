@@ -42,7 +42,10 @@ def diffs():
     page = (ROOT / "docs" / "federated.md").read_text(encoding="utf-8")
     for block in re.findall(r"```diff\n(.*?)```", page, re.DOTALL):
         lines = block.splitlines()
-        before, after = ("".join(line[1:] + "\n" for line in lines if line[:1] in (" ", "", sign)) for sign in "-+")
+        before, after = (
+            "".join(line[1:] + "\n" for line in lines if line[:1] in (" ", "", sign))
+            for sign in "-+"
+        )
         removed, added = (sum(line.startswith(sign) for line in lines) for sign in "-+")
         yield before, after, max(removed, added)
 
@@ -60,7 +63,9 @@ def test_the_python_on_the_page_runs(capsys):
     page = (ROOT / "docs" / "federated.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(compile(code, "federated.md", "exec"), {})  # noqa: S102
-    assert "(8, 1e-05)-differentially private for each user" in " ".join(capsys.readouterr().out.split())
+    assert "(8, 1e-05)-differentially private for each user" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 @pytest.fixture
@@ -76,10 +81,16 @@ def app(monkeypatch, tmp_path):
     def train(source):
         names: dict = {}
         exec(compile(source, "server_app", "exec"), names)  # noqa: S102
-        grid = AppGrid(importlib.import_module("digits_app.client_app").app, config["min-available-nodes"])
+        grid = AppGrid(
+            importlib.import_module("digits_app.client_app").app, config["min-available-nodes"]
+        )
         task, seen = importlib.import_module("digits_app.task"), []
-        names["main"].__globals__["evaluate"] = lambda number, record: seen.append(task.evaluate(number, record))
-        names["app"](grid, Context(1, 0, {}, RecordDict(), config | {"folder": str(tmp_path / "state")}))
+        names["main"].__globals__["evaluate"] = lambda number, record: seen.append(
+            task.evaluate(number, record)
+        )
+        names["app"](
+            grid, Context(1, 0, {}, RecordDict(), config | {"folder": str(tmp_path / "state")})
+        )
         return [metrics["accuracy"] for metrics in seen]
 
     return train
@@ -95,6 +106,9 @@ def test_both_ends_train(app, capsys):
     assert "(8, 1e-05)-differentially private for each user" in said
     assert len(plain) == len(private) == 41
     with capsys.disabled():
-        print(f"\n  accuracy on digits: {plain[-1]:.1%} without privacy, {private[-1]:.1%} at ε = 8", end="")
+        print(
+            f"\n  accuracy on digits: {plain[-1]:.1%} without privacy, {private[-1]:.1%} at ε = 8",
+            end="",
+        )
     assert plain[-1] > 0.9
     assert private[-1] > 0.6

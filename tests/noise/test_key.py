@@ -12,7 +12,7 @@ import time
 import pytest
 
 import antiphase as ap
-from antiphase.ledger import WriteAheadLedger
+from antiphase.ledger.write_ahead import WriteAheadLedger
 
 SECRET = bytes(range(1, 33))
 

@@ -35,7 +35,8 @@ def box_muller(first, second):
 
 
 @pytest.mark.parametrize(
-    ("step", "chunk", "lane"), [(0, 0, 0), (1, 0, 0), (7, 3, 0), (10**6, 10**5, 5), (2**40, 2**30, 19)]
+    ("step", "chunk", "lane"),
+    [(0, 0, 0), (1, 0, 0), (7, 3, 0), (10**6, 10**5, 5), (2**40, 2**30, 19)],
 )
 def test_normals_are_aes_128_in_counter_mode(step, chunk, lane):
     np.testing.assert_allclose(drawn(1, step, chunk, lane), expected(step, chunk, lane), atol=4e-5)
@@ -61,7 +62,9 @@ def test_every_bit_counts_out_to_the_tails():
     first[:6], second[:6] = 0, [0, 1, 255, 256, 2**31, 2**32 - 1]
     exact, made = box_muller(first, second), from_words(first, second)
     radius = np.hypot(exact[:HALF], exact[HALF:])
-    allowed = np.tile(1e-6 + 2e-7 / radius, 2)  # of u near 1, where the radius is small, float32 knows less
+    allowed = np.tile(
+        1e-6 + 2e-7 / radius, 2
+    )  # of u near 1, where the radius is small, float32 knows less
     assert (np.abs(made - exact) <= allowed).all()
     assert np.hypot(made[0], made[HALF]) == pytest.approx(np.sqrt(82 * np.log(2)), rel=1e-6)  # 7.54
 
@@ -70,7 +73,9 @@ def test_no_normal_is_zero():
     """Neither where u would round to 1, nor on an axis: the released number would be the gradient itself."""
     second = np.random.default_rng(0).integers(2**32, size=HALF, dtype=np.uint64)
     smallest = from_words(np.full(HALF, 2**32 - 1, np.uint64), second)
-    np.testing.assert_allclose(np.hypot(smallest[:HALF], smallest[HALF:]), np.sqrt(2 * 2.0**-24), rtol=1e-3)
+    np.testing.assert_allclose(
+        np.hypot(smallest[:HALF], smallest[HALF:]), np.sqrt(2 * 2.0**-24), rtol=1e-3
+    )
     assert smallest.all()
     axes = (2**21 + 2**22 * np.arange(4))[:, None] + np.arange(-64, 64)
     near = from_words(np.full(HALF, 2**31, np.uint64), axes.ravel().astype(np.uint64) << 8)
@@ -97,7 +102,13 @@ def test_they_are_normal():
     """16 million: moments, and counts in 60 bins and in the tails, within 5 standard errors."""
     x = drawn(16_000).astype(np.float64)
     n = len(x)
-    moments = {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 6: (15, 10170)}  # mean and variance of x^k
+    moments = {
+        1: (0, 1),
+        2: (1, 2),
+        3: (0, 15),
+        4: (3, 96),
+        6: (15, 10170),
+    }  # mean and variance of x^k
     for power, (mean, variance) in moments.items():
         assert abs((x**power).mean() - mean) < 5 * np.sqrt(variance / n), power
     edges = np.concatenate([[-np.inf], np.linspace(-3, 3, 59), [np.inf]])

@@ -11,26 +11,28 @@ from scipy.linalg import solve_banded, solve_triangular
 from scipy.signal import lfilter
 
 import antiphase as ap
-from antiphase.factorization.blocks import block_optimum
-from antiphase.factorization.blt import Blt
-from antiphase.factorization.dense import Dense
-from antiphase.factorization.inverse import InverseToeplitz
-from antiphase.factorization.streamed import Streamed, Stretch
-from antiphase.factorization.tree import Tree, full_estimator_stream
-from antiphase.noise import engines
+from antiphase.factorizations.blt import Blt
+from antiphase.factorizations.dense import Dense
+from antiphase.factorizations.inverse_toeplitz import InverseToeplitz
+from antiphase.factorizations.streaming import Streamed, Stretch
+from antiphase.factorizations.tree import Tree, full_estimator_stream
+from antiphase.noise import generators
 from antiphase.noise import stream as module
-from antiphase.noise.engines import Moving, Nodes, Regenerated, Ring, States
+from antiphase.noise.generators import Moving, Nodes, Regenerated, Ring, States
 from antiphase.noise.normals import CHUNK
 from antiphase.noise.stream import WORTH_A_THREAD, NoiseStream, engine_for, parse_memory
 from antiphase.objective import Average, Restarts
-from tests.statistics import whitening
+from antiphase.solvers.block_diagonal import block_optimum
+from tests.statistical import whitening
 
 T, D = 32, 20_000
 RUN = "0123456789abcdef" * 2
 
 
 AVERAGED = ap.Workload.sgd(T, momentum=0.9).with_ema(0.9)  # three vectors a node
-NESTEROV = ap.Workload.sgd(T, momentum=0.9, nesterov=True, delay=2, learning_rates=[1.0] * (T - 3) + [0.0] * 3)
+NESTEROV = ap.Workload.sgd(
+    T, momentum=0.9, nesterov=True, delay=2, learning_rates=[1.0] * (T - 3) + [0.0] * 3
+)
 GAPS = ap.Workload.sgd(T, learning_rates=[1.0, 0.0, 1.0, 1.0] * (T // 4), weight_decay=0.1)
 
 
@@ -52,7 +54,9 @@ def banded():
 
 def diagonals(count):
     """An encoder of one or two, of which no row is like another."""
-    C = np.diag(np.linspace(0.5, 1.0, T)) + (count - 1) * np.diag(np.linspace(-0.4, 0.3, T - 1), k=-1)
+    C = np.diag(np.linspace(0.5, 1.0, T)) + (count - 1) * np.diag(
+        np.linspace(-0.4, 0.3, T - 1), k=-1
+    )
     return Dense("banded", ap.Workload.sgd(T), Average(), ap.once(), C)
 
 
@@ -124,7 +128,9 @@ def test_every_number_is_that_of_float64(mechanism):
     stream = mechanism.noise(CHUNK, key=ap.Key.insecure(1), run=RUN)
     rows = np.array(list(stream), dtype=np.float64)
     Z = np.array([normals(stream, t) for t in range(T)], dtype=np.float64)
-    exact = mechanism.noise_scale * solve_triangular(mechanism.factorization.encoder(), Z, lower=True)
+    exact = mechanism.noise_scale * solve_triangular(
+        mechanism.factorization.encoder(), Z, lower=True
+    )
     np.testing.assert_allclose(rows, exact, atol=1e-5 * np.abs(exact).max())
 
 
@@ -138,7 +144,9 @@ def test_a_tree_is_the_sum_of_its_nodes(mechanism, name):
         if level == 0 or name == "tree, plain":
             return own
         weight = 1 / (2 - 2.0**-level)
-        return weight * own + (1 - weight) * (node(last - 2 ** (level - 1), level - 1) + node(last, level - 1))
+        return weight * own + (1 - weight) * (
+            node(last - 2 ** (level - 1), level - 1) + node(last, level - 1)
+        )
 
     def total(count):
         """Of the first steps: a node for every bit of their number."""
@@ -178,7 +186,9 @@ def test_threads_memory_and_length_change_no_bit(mechanism):
     np.testing.assert_array_equal(rows_of(mechanism, 5000, memory=small), plain)
 
 
-@pytest.mark.parametrize("name", ["ring", "regenerated, blocks", "buffers, restarts", "tree, online"])
+@pytest.mark.parametrize(
+    "name", ["ring", "regenerated, blocks", "buffers, restarts", "tree, online"]
+)
 def test_long_rows_are_made_of_pieces(mechanism):
     """A row of 70 chunks, by one thread or several, is that of its parts, each made alone."""
     key, length = ap.Key.insecure(1), 70 * CHUNK - 5
@@ -190,7 +200,11 @@ def test_long_rows_are_made_of_pieces(mechanism):
     for first, count in ((0, 1), (31, 3), (64, 6)):
         part = slice(first * CHUNK, min((first + count) * CHUNK, length))
         stream = NoiseStream(
-            mechanism, shapes={"": (part.stop - part.start,)}, first_chunks={"": first}, key=key, run=RUN
+            mechanism,
+            shapes={"": (part.stop - part.start,)},
+            first_chunks={"": first},
+            key=key,
+            run=RUN,
         )
         np.testing.assert_array_equal([stream.next()[""] for _ in range(9)], whole[:, part])
 
@@ -254,14 +268,18 @@ def test_four_earlier_normals_are_drawn_again_and_five_are_kept():
     """Also where there is memory for no more than that."""
     for bands, rows in ((2, 0), (5, 0), (6, 5)):
         needed = rows * 4 * CHUNK
-        assert engine_for(ap.design("bisr", steps=T, bands=bands), 1.0, CHUNK, needed).memory == needed
+        assert (
+            engine_for(ap.design("bisr", steps=T, bands=bands), 1.0, CHUNK, needed).memory == needed
+        )
     with pytest.raises(ValueError, match=f"an inverse of 6 diagonals keeps {needed} bytes"):
         engine_for(ap.design("bisr", steps=T, bands=6), 1.0, CHUNK, needed - 1)
 
 
 def test_64_diagonals_are_kept_and_65_are_drawn_again():
     for steps, kind in ((63, Ring), (64, Ring), (65, Regenerated)):
-        assert isinstance(engine_for(ap.design("sqrt-toeplitz", steps=steps), 1.0, CHUNK, 10**8), kind)
+        assert isinstance(
+            engine_for(ap.design("sqrt-toeplitz", steps=steps), 1.0, CHUNK, 10**8), kind
+        )
 
 
 def test_threads_are_for_long_rows(monkeypatch):
@@ -363,10 +381,17 @@ def test_rows_are_written_where_they_are_wanted():
     assert tensors["w"].abs().min() > 0
     fixed = np.empty(100, np.float32)
     fixed.flags.writeable = False
-    for bad in (np.empty(99, np.float32), np.empty(100), torch.empty(100, dtype=torch.bfloat16).float()[:50], fixed):
+    for bad in (
+        np.empty(99, np.float32),
+        np.empty(100),
+        torch.empty(100, dtype=torch.bfloat16).float()[:50],
+        fixed,
+    ):
         with pytest.raises(ValueError, match="out has shape"):
             stream.next(bad)
-    with pytest.raises(ValueError, match=r"out\['w'\] has shape \(5, 3\) and type float32.* of shape \(3, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"out\['w'\] has shape \(5, 3\) and type float32.* of shape \(3, 5\)"
+    ):
         named.next({"w": np.empty((5, 3), np.float32)})
     assert stream.position == 3
 
@@ -386,7 +411,10 @@ FAMILIES = {
     "epoch-restarts": ("epoch-restarts", {"epochs": 10}),
     "dp-mf": ("dp-mf", {}),
     "dp-mf, momentum": ("dp-mf", {"momentum": 0.9}),  # from 2,001 steps on with pairs a node
-    "dp-mf, averages": ("dp-mf", {"momentum": 0.99, "ema": 0.99, "buffers": "exact"}),  # three, that nearly cancel
+    "dp-mf, averages": (
+        "dp-mf",
+        {"momentum": 0.99, "ema": 0.99, "buffers": "exact"},
+    ),  # three, that nearly cancel
     "dp-mf, windows": ("dp-mf", {"epochs": 10, "buffers": 2}),
     "dp-mf+": ("dp-mf+", {"tau": 50}),
     "dp-mf+, tau 200": ("dp-mf+", {"tau": 200}),
@@ -461,7 +489,10 @@ def recurrence(f, Z):
         y = Y[t] = (z - np.tensordot(stretch.r[i], S, 2)) / stretch.delta[i]
         if (i := i + 1) < len(stretch.live):
             first = (stretch.move[i][:, :, None] * S).sum(axis=1)
-            S = np.concatenate([first[:, None], S[:, :-1]], axis=1) + stretch.g[i - 1][:, :, None] * y
+            S = (
+                np.concatenate([first[:, None], S[:, :-1]], axis=1)
+                + stretch.g[i - 1][:, :, None] * y
+            )
     return Y
 
 
@@ -469,7 +500,9 @@ def recurrence(f, Z):
 def test_what_rows_are_compared_with_is_that_of_the_encoder(name):
     f = family(name, 60)
     Z = np.random.default_rng(0).normal(size=(60, 5))
-    np.testing.assert_allclose(solved(f, Z), solve_triangular(f.encoder(), Z, lower=True), atol=1e-10)
+    np.testing.assert_allclose(
+        solved(f, Z), solve_triangular(f.encoder(), Z, lower=True), atol=1e-10
+    )
 
 
 def normals(stream, step, lane=0):
@@ -528,7 +561,10 @@ def test_memory_is_what_it_says():
     assert stream.memory == 17 * width * 4
     stream.next()
     assert (
-        ap.calibrate(ap.design("dp-sgd", steps=10**6), noise_multiplier=1.0).noise(d, key=ap.Key.generate()).memory == 0
+        ap.calibrate(ap.design("dp-sgd", steps=10**6), noise_multiplier=1.0)
+        .noise(d, key=ap.Key.generate())
+        .memory
+        == 0
     )
 
 
@@ -536,7 +572,11 @@ def test_memory_is_what_it_says():
 def test_too_little_memory_is_refused_and_no_other_engine_takes_over(mechanism):
     """Another engine would round otherwise, and a run that goes on with less memory must not change a bit."""
     kind = type(engine_for(mechanism.factorization, 1.0, 5120, 10**8))
-    needed = 16 * 5120 if kind is Regenerated else engine_for(mechanism.factorization, 1.0, 5120, 10**8).memory
+    needed = (
+        16 * 5120
+        if kind is Regenerated
+        else engine_for(mechanism.factorization, 1.0, 5120, 10**8).memory
+    )
     key = ap.Key.insecure(1)
     if needed:
         with pytest.raises(ValueError, match=f"memory = {needed - 1} bytes"):
@@ -571,9 +611,15 @@ def test_another_mechanisms_state_is_refused():
     m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
     other = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.1)
     state = m.noise(10, key=ap.Key.generate()).state()
-    with pytest.raises(ap.StateError, match=f"mechanism {m.digest[:16]}…, not to {other.digest[:16]}…"):
+    with pytest.raises(
+        ap.StateError, match=f"mechanism {m.digest[:16]}…, not to {other.digest[:16]}…"
+    ):
         other.resume(state, key=ap.Key.generate())
-    wrong = [{"position": p} for p in (-1, True, 1.0, "1", None)] + [{"version": 1}, {"version": 3}, {"shapes": 3}]
+    wrong = [{"position": p} for p in (-1, True, 1.0, "1", None)] + [
+        {"version": 1},
+        {"version": 3},
+        {"shapes": 3},
+    ]
     for damaged in (None, {}, "state", *({**state, **w} for w in wrong)):
         with pytest.raises(ap.StateError, match="not the state"):
             m.resume(damaged, key=ap.Key.generate())
@@ -599,7 +645,10 @@ KEY = ap.Key.insecure(0)
         (lambda: M.noise(3, key=b"secret"), "key = b'secret'"),
         (lambda: M.noise(3, key=KEY, run="7"), "run = '7'"),
         (lambda: M.noise(3, key=KEY, memory="much"), "memory = 'much'"),
-        (lambda: M.noise(3, key=KEY, memory=100), "memory = 100 bytes: .* four rows of noise, 16384 bytes"),
+        (
+            lambda: M.noise(3, key=KEY, memory=100),
+            "memory = 100 bytes: .* four rows of noise, 16384 bytes",
+        ),
         (lambda: M.noise(3, key=KEY, threads=0), "threads = 0"),
         (lambda: M.noise(3, key=KEY).skip(-1), "count = -1"),
     ],
@@ -618,12 +667,20 @@ def test_tensors_without_a_name_and_vectors_are_told_apart_after_a_restart():
         row, same = stream.next(), again.next()
         assert type(row) is type(same)
         assert again.state() == stream.state()
-        for one, other in zip(*(r.values() if isinstance(r, dict) else [r] for r in (row, same)), strict=True):
+        for one, other in zip(
+            *(r.values() if isinstance(r, dict) else [r] for r in (row, same)), strict=True
+        ):
             np.testing.assert_array_equal(one, other)
 
 
 def test_sizes_in_words():
-    assert [parse_memory(s) for s in ("1KB", "2 MiB", "1.5gb", "7", 9)] == [1000, 2 << 20, 1_500_000_000, 7, 9]
+    assert [parse_memory(s) for s in ("1KB", "2 MiB", "1.5gb", "7", 9)] == [
+        1000,
+        2 << 20,
+        1_500_000_000,
+        7,
+        9,
+    ]
 
 
 class ElsewhereTensor:
@@ -648,14 +705,26 @@ def test_noise_is_written_to_the_place_itself_and_to_no_place_twice():
     m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
     stream = m.noise(4, key=ap.Key.insecure(1))
     spread = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (4,), (0,))
-    odd = [torch.zeros(4).to_sparse(), torch.zeros(4, dtype=torch.cfloat).conj()]  # torch refuses to show their memory
-    for bad in ([np.float32(0)] * 4, torch.zeros(1).expand(4), spread, ElsewhereTensor(), ListTensor(), *odd):
+    odd = [
+        torch.zeros(4).to_sparse(),
+        torch.zeros(4, dtype=torch.cfloat).conj(),
+    ]  # torch refuses to show their memory
+    for bad in (
+        [np.float32(0)] * 4,
+        torch.zeros(1).expand(4),
+        spread,
+        ElsewhereTensor(),
+        ListTensor(),
+        *odd,
+    ):
         with pytest.raises(ValueError, match="of its own memory"):
             stream.next(bad)
     assert stream.position == 0
     with pytest.raises(ValueError, match="of its own memory"):
         m.noise(2, key=ap.Key.insecure(1)).next(torch.zeros(1).expand(2))
-    alone = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (1,), (0,))  # one place is one place
+    alone = np.lib.stride_tricks.as_strided(
+        np.zeros(1, np.float32), (1,), (0,)
+    )  # one place is one place
     assert m.noise(1, key=ap.Key.insecure(1)).next(alone)[0] != 0
     shared = torch.zeros(4)
     named = m.noise(shapes={"a": 4, "b": 4}, key=ap.Key.insecure(1))
@@ -665,7 +734,10 @@ def test_noise_is_written_to_the_place_itself_and_to_no_place_twice():
 
 def test_a_run_of_another_version_of_the_noise_is_one_of_another_key(monkeypatch):
     """Its rows would not cancel: states of streams and checkpoints (which keep the fingerprint) are refused."""
-    key, mechanism = ap.Key.insecure(1), ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
+    key, mechanism = (
+        ap.Key.insecure(1),
+        ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0),
+    )
     stream = mechanism.noise(4, key=key)
     stream.next()
     state, known = stream.state(), key.fingerprint()
@@ -677,7 +749,9 @@ def test_a_run_of_another_version_of_the_noise_is_one_of_another_key(monkeypatch
 
 
 def test_a_stream_is_not_copied():
-    stream = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0).noise(4, key=ap.Key.insecure(1))
+    stream = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0).noise(
+        4, key=ap.Key.insecure(1)
+    )
     for clone in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="not copied"):
             clone(stream)
@@ -742,7 +816,9 @@ def test_a_failure_in_the_background_is_not_passed_over(monkeypatch):
 
 
 def test_a_short_row_is_not_worth_a_thread():
-    stream = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0).noise(63 * CHUNK, key=ap.Key.insecure(1))
+    stream = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0).noise(
+        63 * CHUNK, key=ap.Key.insecure(1)
+    )
     stream.prepare()
     assert stream._ahead is None
     assert stream._pool is None
@@ -753,7 +829,7 @@ def test_the_kernel_of_dense_noise_writes_no_row_that_is_not_there():
     rng = np.random.default_rng(5)
     c, z = (rng.normal(size=shape).astype(np.float32) for shape in ((12, 8), (2, 8, CHUNK)))
     whole = np.zeros((2, 32, CHUNK), np.float32)
-    engines.accumulate(c, z, whole[:, :8], 4)
+    generators.accumulate(c, z, whole[:, :8], 4)
     np.testing.assert_allclose(whole[:, 4:8], c[:4] @ z, atol=1e-5)
     assert not whole[:, :4].any()
     assert not whole[:, 8:].any()

@@ -11,7 +11,13 @@ from torch import nn
 
 from antiphase.torch.clipping import CANCELLATION, clip_margin, limited
 from antiphase.torch.ghost_clipping import norm_bounds, per_example_gradients, recorded
-from antiphase.torch.gradient_terms import Lookups, Products, batched_products, token_products, token_sums
+from antiphase.torch.gradient_terms import (
+    Lookups,
+    Products,
+    batched_products,
+    token_products,
+    token_sums,
+)
 
 pytestmark = pytest.mark.issue(21)
 BATCH = 512
@@ -41,11 +47,19 @@ def test_a_product_has_the_same_bits_wherever_the_example_is(threads, shown):
                 fewer = function(g[1:].clone(), a[1:].clone())
                 tried += 1
                 few = fewer.split(1)[0], function(g[1:2].clone(), a[1:2].clone())
-                if not (torch.equal(whole, moved) and torch.equal(whole[1:], fewer) and torch.equal(*few)):
+                if not (
+                    torch.equal(whole, moved)
+                    and torch.equal(whole[1:], fewer)
+                    and torch.equal(*few)
+                ):
                     unlike.append((n, t, p, d))
     finally:
         torch.set_num_threads(before)
-    shown(f"{threads} thread(s): products that change with the place in the batch, of {tried}", len(unlike), 0)
+    shown(
+        f"{threads} thread(s): products that change with the place in the batch, of {tried}",
+        len(unlike),
+        0,
+    )
     assert not unlike
 
 
@@ -64,13 +78,18 @@ def test_norms_of_products_are_never_below_the_truth(shown):
         generator = torch.Generator().manual_seed(case)
         t = int(torch.randint(1, 600, (1,), generator=generator))
         scale = 10.0 ** float(torch.randint(-25, 5, (1,), generator=generator))
-        g, a = normal(3, t, 5, seed=case) * scale, normal(3, t, 7, seed=case + 1) * 10.0 ** (case % 19)
+        g, a = (
+            normal(3, t, 5, seed=case) * scale,
+            normal(3, t, 7, seed=case + 1) * 10.0 ** (case % 19),
+        )
         if t > 1 and case % 2:
             g[:, 1::2] = -g[:, : t // 2 * 2 : 2][:, : g[:, 1::2].shape[1]]
             a[:, 1::2] = a[:, : t // 2 * 2 : 2][:, : a[:, 1::2].shape[1]] * (1 + 1e-6)
         bound = Products(g, a).bound()
         clipped_by = bound.norm if bound.least is None else torch.maximum(bound.norm, bound.least)
-        truth = torch.linalg.vector_norm((g.double().transpose(1, 2) @ a.double()).flatten(1), dim=1)
+        truth = torch.linalg.vector_norm(
+            (g.double().transpose(1, 2) @ a.double()).flatten(1), dim=1
+        )
         least = min(least, float((clipped_by / truth.clamp(min=1e-300)).min()))
     shown("least bound / norm", f"{least:.6f}", "≥ 1 − 2e-5, which the clip margin covers")
     assert least >= 1 - 2e-5
@@ -91,7 +110,9 @@ def test_rows_whose_tokens_cancel_are_clipped_by_what_was_added_up():
     for term in (Products(g, a), Products(g, a).formed()):
         assert bool((term.bound().least >= size / CANCELLATION * (1 - 1e-4)).all())
     sums = token_sums(g)
-    assert bool((sums.bound().least >= g.abs().sum(dim=1).norm(dim=1) / CANCELLATION * (1 - 1e-4)).all())
+    assert bool(
+        (sums.bound().least >= g.abs().sum(dim=1).norm(dim=1) / CANCELLATION * (1 - 1e-4)).all()
+    )
     assert torch.equal(limited(torch.zeros(4).double(), [sums.size]), sums.size / CANCELLATION)
 
 
@@ -114,7 +135,10 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        q, k, v = (part.unflatten(2, (4, -1)).transpose(1, 2) for part in self.qkv(self.first(x)).chunk(3, dim=2))
+        q, k, v = (
+            part.unflatten(2, (4, -1)).transpose(1, 2)
+            for part in self.qkv(self.first(x)).chunk(3, dim=2)
+        )
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.narrow(nn.functional.gelu(self.wide(self.second(x))))
@@ -125,7 +149,10 @@ class Transformer(nn.Module):
 
     def __init__(self, width=128):
         super().__init__()
-        self.embedding, self.place = nn.Embedding(256, width), nn.Parameter(torch.randn(1, 64, width) * 0.02)
+        self.embedding, self.place = (
+            nn.Embedding(256, width),
+            nn.Parameter(torch.randn(1, 64, width) * 0.02),
+        )
         self.blocks = nn.Sequential(*[Block(width) for _ in range(2)])
         nn.init.normal_(self.embedding.weight, std=0.02)
 
@@ -145,18 +172,26 @@ class Recurrent(nn.Module):
 
 def digits():
     found = load_digits()
-    return torch.tensor(found.images[:BATCH], dtype=torch.float32)[:, None] / 16, torch.tensor(found.target[:BATCH])
+    return torch.tensor(found.images[:BATCH], dtype=torch.float32)[:, None] / 16, torch.tensor(
+        found.target[:BATCH]
+    )
 
 
 def text():
     """The documentation of this project, 64 bytes an example, and the next byte of each."""
     folder = Path(__file__).parents[2]
-    data = b"".join(path.read_bytes() for path in [folder / "LICENSE", *sorted((folder / "docs").glob("*.md"))])
+    data = b"".join(
+        path.read_bytes() for path in [folder / "LICENSE", *sorted((folder / "docs").glob("*.md"))]
+    )
     rows = torch.tensor(list(data[: 65 * BATCH])).view(BATCH, 65)
     return rows[:, :-1], rows[:, 1:]
 
 
-MODELS = {"cnn": (Convolutional, digits), "transformer": (Transformer, text), "lstm": (Recurrent, text)}
+MODELS = {
+    "cnn": (Convolutional, digits),
+    "transformer": (Transformer, text),
+    "lstm": (Recurrent, text),
+}
 
 
 @pytest.mark.slow
@@ -170,7 +205,9 @@ def test_ordinary_models_lose_nothing(name, shown):
     for inputs, targets in zip(*(tensor.split(64) for tensor in data()), strict=True):
 
         def losses(inputs=inputs, targets=targets):
-            each = nn.functional.cross_entropy(wrapped(inputs).flatten(0, -2), targets.flatten(), reduction="none")
+            each = nn.functional.cross_entropy(
+                wrapped(inputs).flatten(0, -2), targets.flatten(), reduction="none"
+            )
             return each.view(len(inputs), -1).mean(dim=1)
 
         bounds.append(norm_bounds(wrapped, losses()).detach())

@@ -10,6 +10,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import time
@@ -36,7 +37,9 @@ def warm_up():
     import randomgen  # noqa: F401
     import torch
 
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # what torch imports with the first optimizer
+    torch.optim.SGD(
+        [torch.zeros(1, requires_grad=True)]
+    )  # what torch imports with the first optimizer
     numba.njit(lambda x: x + 1)(1)  # and Numba with the first function
     gc.freeze()  # so that no process looks through all of this once more
 
@@ -46,12 +49,36 @@ def copy_of(package, folder):
     return Path(shutil.copytree(package, folder / "antiphase", copy_function=shutil.copy2))
 
 
+def places(old, text):
+    """Where ``old`` stands in ``text``; if nowhere to the letter, however the lines are broken."""
+    exact = [found.span() for found in re.finditer(re.escape(old), text)]
+    if exact:
+        return exact
+    pieces = re.findall(r"\w+|[^\w\s]|\s+", old)
+    pattern = "".join(
+        r"\s+"
+        if a.isspace() and _is_word(b) and _is_word(c)
+        else r"\s*"
+        if a.isspace()
+        else (r",?\s*" if a in ")]}" else "") + re.escape(a) + (r"\s*" if a in "([{" else "")
+        for b, a, c in zip(["", *pieces], pieces, [*pieces[1:], ""], strict=False)
+    )
+    return [found.span() for found in re.finditer(pattern, text)]
+
+
+def _is_word(piece):
+    return bool(piece) and (piece[0].isalnum() or piece[0] == "_")
+
+
 def put_in(change, package):
     path = package / change.file
     text = path.read_text()
-    if text.count(change.old) != 1:
-        raise ValueError(f"{change.name}: {change.file} has {text.count(change.old)} places like {change.old!r}")
-    text = text.replace(change.old, change.new)
+    found = places(change.old, text)
+    if len(found) != 1:
+        raise ValueError(
+            f"{change.name}: {change.file} has {len(found)} places like {change.old!r}"
+        )
+    text = text[: found[0][0]] + change.new + text[found[0][1] :]
     compile(text, str(path), "exec")  # a test that goes red for want of a bracket proves nothing
     path.write_text(text)
 
@@ -79,7 +106,9 @@ def _child(folder, tests, name):
     os.chdir(ROOT)
     import pytest
 
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder / name}", *tests])
+    code = pytest.main(
+        ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder / name}", *tests]
+    )
     here = Path(sys.modules["antiphase"].__file__).parent.parent
     sys.stdout.flush()
     os._exit(int(code) if here == folder else 99)

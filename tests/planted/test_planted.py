@@ -14,7 +14,7 @@ import pytest
 
 from tests.planted.bugs import BUGS, Bug
 from tests.planted.lines import EXTRAS, LINES
-from tests.planted.plant import CHANGES, ROOT, put_in
+from tests.planted.plant import CHANGES, ROOT, places, put_in
 
 PACKAGE = ROOT / "src" / "antiphase"
 
@@ -24,14 +24,22 @@ def put_in_all(folder, which):
     the logs of those that no test noticed, how many were noticed, the time it took, and the time of processors."""
     began, before = time.perf_counter(), os.times()
     command = [sys.executable, "-m", "tests.planted.plant", str(folder), which]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False
+    )
     assert done.returncode == 0, done.stderr[-5000:]
     whole, *rest = map(json.loads, done.stdout.splitlines())
     after = os.times()
-    worked = after.children_user + after.children_system - before.children_user - before.children_system
+    worked = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
     assert whole["green"], whole["log"]
     pairs = list(zip(CHANGES[which], rest, strict=True))
-    missed = [f"{change.name} (exit code {one['code']})\n{one['log']}" for change, one in pairs if not one["red"]]
+    missed = [
+        f"{change.name} (exit code {one['code']})\n{one['log']}"
+        for change, one in pairs
+        if not one["red"]
+    ]
     return table(pairs), missed, len(pairs) - len(missed), time.perf_counter() - began, worked
 
 
@@ -53,18 +61,25 @@ def what(change):
 def marks(file):
     """{line: what is promised there} of a file of the package."""
     lines = enumerate((PACKAGE / file).read_text().splitlines(), 1)
-    return {k: text.split("# PRIVACY: ")[1].split("   [")[0] for k, text in lines if "# PRIVACY: " in text}
+    return {
+        k: text.split("# PRIVACY: ")[1].split("   [")[0]
+        for k, text in lines
+        if "# PRIVACY: " in text
+    }
 
 
 def nearest(change):
     """The mark that a change is about: within it; first in the body of the condition it is in; above it, or below."""
     source = (PACKAGE / change.file).read_text()
-    first = source[: source.index(change.old)].count("\n") + 1
-    last = first + change.old.count("\n")
+    start, stop = places(change.old, source)[0]
+    first, last = source[:start].count("\n") + 1, source[:stop].count("\n") + 1
     head = source.splitlines()[last - 1].endswith(":")
     marked = marks(change.file)
     within = [k for k in marked if first <= k <= last + head]
-    above, below = [k for k in marked if first - 8 <= k < first], [k for k in marked if last < k <= last + 6]
+    above, below = (
+        [k for k in marked if first - 10 <= k < first],
+        [k for k in marked if last < k <= last + 10],
+    )
     return next(iter([*within, *above[::-1], *below]), None)
 
 
@@ -81,15 +96,21 @@ def test_every_bug_has_one_place_and_its_test_is_there(tmp_path):
         file, *within, function = change.test.split("[")[0].split("::")
         tree = ast.parse((ROOT / file).read_text())
         for name in within:
-            tree = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, change.test
+            tree = next(
+                node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name
+            )
+        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (
+            change.test
+        )
 
 
 def test_every_line_that_privacy_rests_on_is_undone_somewhere():
     """By a planted bug or a change of `lines`: so that for each there is a test that was seen to go red."""
     undone = {(change.file, nearest(change)) for change in [*BUGS, *LINES, *EXTRAS]}
     files = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")]
-    assert [(file, mark) for file in files for mark in marks(file) if (file, mark) not in undone] == []
+    assert [
+        (file, mark) for file in files for mark in marks(file) if (file, mark) not in undone
+    ] == []
 
 
 def test_lines_of_the_integrations_have_tests_that_go_red(tmp_path):

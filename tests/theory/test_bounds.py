@@ -7,12 +7,12 @@ import pytest
 from scipy.signal import lfilter
 
 import antiphase as ap
-from antiphase.factorization.dense import Dense
-from antiphase.factorization.toeplitz import Toeplitz
+from antiphase.factorizations.dense import Dense
+from antiphase.factorizations.toeplitz import Toeplitz
 from antiphase.objective import Average, Restarts
 from antiphase.theory import bounds
 from antiphase.theory.bounds import Constants
-from antiphase.theory.rows import Rows
+from antiphase.theory.decoder_norms import Rows
 from tests import reference
 
 DESIGNS = [
@@ -60,7 +60,10 @@ def dense_bracket(f, tau):
     B = np.vstack([np.zeros(f.steps), f.sensitivity * f.decoder()])
     t = np.arange(f.steps + 1)
     at_restarts = B[::tau]
-    between, restarts = np.square(B - B[t // tau * tau]).sum(), np.square(np.diff(at_restarts, axis=0)).sum()
+    between, restarts = (
+        np.square(B - B[t // tau * tau]).sum(),
+        np.square(np.diff(at_restarts, axis=0)).sum(),
+    )
     return between, restarts, np.square(at_restarts[-1]).sum()
 
 
@@ -71,7 +74,10 @@ def test_the_sums_are_those_of_the_matrix(name, options):
     for tau in (1, 4, 7, 40, 50):
         found = bounds.noise_bracket(f, tau)
         np.testing.assert_allclose(
-            [found.between, found.restarts, found.final], dense_bracket(f, tau), rtol=1e-9, atol=1e-12
+            [found.between, found.restarts, found.final],
+            dense_bracket(f, tau),
+            rtol=1e-9,
+            atol=1e-12,
         )
         assert found.weighted == pytest.approx(f.error_under(Restarts(tau)), rel=1e-9)
     B, n = f.sensitivity * f.decoder(), np.arange(40, 0, -1)
@@ -95,7 +101,9 @@ def test_brackets_of_the_oracle():
     for (steps, tau), expected in reference.BRACKETS.items():
         for name, value in zip(("dp-sgd", "anti-pgd", "chess"), expected, strict=True):
             f = ap.design(name, steps=steps)
-            assert bounds.noise_bracket(f, tau).weighted / f.sensitivity**2 == pytest.approx(value, rel=1e-12)
+            assert bounds.noise_bracket(f, tau).weighted / f.sensitivity**2 == pytest.approx(
+                value, rel=1e-12
+            )
 
 
 def test_each_term_is_the_proofs():
@@ -114,7 +122,9 @@ def test_each_term_is_the_proofs():
     assert found.tau == math.floor(1 / (8 * 0.004 * math.log2(30))) == 6
     between, restarts, final = dense_bracket(f, 6)
     unit = 12 * 0.002 * 9 / 31
-    np.testing.assert_allclose(list(found.parts.values()), [unit * 0.004 * between, unit * restarts, unit * final])
+    np.testing.assert_allclose(
+        list(found.parts.values()), [unit * 0.004 * between, unit * restarts, unit * final]
+    )
     assert found.optimization == pytest.approx(4 * 0.49 / (0.002 * 31))
     assert not found.is_guarantee
     assert "not a guarantee" in found.caveat
@@ -134,7 +144,9 @@ def test_single_mechanisms_have_the_rates_of_the_propositions():
         assert found.optimization == pytest.approx(optimization)
         assert found.noise == pytest.approx(noise)
         assert found.is_guarantee
-    assert bounds.plain_convex_bound(pgd, c).total == pytest.approx(bounds.pgd_by_virtual_bound(pgd, c).total)
+    assert bounds.plain_convex_bound(pgd, c).total == pytest.approx(
+        bounds.pgd_by_virtual_bound(pgd, c).total
+    )
     assert bounds.plain_convex_bound(chess, c).total <= bounds.chess_bound(chess, c).total
 
 
@@ -189,7 +201,9 @@ def test_anti_pgd_is_randomized_smoothing_path_by_path():
         z, start, rate = rng.normal(size=(50, 3)), rng.normal(size=3), 0.2
         x = bounds.iterates(gradient, start, z, rate)  # B = I
         moved = x + rate * np.vstack([np.zeros(3), z])
-        np.testing.assert_allclose(moved, bounds.smoothed_iterates(gradient, start, z, rate), atol=1e-13)
+        np.testing.assert_allclose(
+            moved, bounds.smoothed_iterates(gradient, start, z, rate), atol=1e-13
+        )
         np.testing.assert_allclose(moved, bounds.virtual_iterates(x, z, rate), atol=1e-14)
 
 
@@ -203,9 +217,13 @@ def test_noise_on_one_curvature_in_closed_form(step):
         dense = L / 2 * 9 * variances(f, L, step / L) / f.sensitivity**2
         for t in (1, 2, steps):
             assert closed(t, c) == pytest.approx(dense[t], rel=1e-12)
-    x = bounds.iterates(lambda x: L * x, np.zeros(steps), np.tril(np.ones((steps, steps))), step / L)  # Z = I
+    x = bounds.iterates(
+        lambda x: L * x, np.zeros(steps), np.tril(np.ones((steps, steps))), step / L
+    )  # Z = I
     virtual = bounds.virtual_iterates(x, np.tril(np.ones((steps, steps))), step / L)
-    assert bounds.pgd_virtual_noise(steps, c) == pytest.approx(L / 2 * 9 * np.square(virtual[-1]).sum(), rel=1e-11)
+    assert bounds.pgd_virtual_noise(steps, c) == pytest.approx(
+        L / 2 * 9 * np.square(virtual[-1]).sum(), rel=1e-11
+    )
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------
@@ -214,7 +232,9 @@ def test_noise_on_one_curvature_in_closed_form(step):
 def test_conditions_are_checked_and_said():
     f, anti = ap.design("dp-sgd", steps=64), ap.design("anti-pgd", steps=64)
     fast = Constants(1.0, 0.3, 1.0, distance=1.0, gap=1.0)
-    with pytest.raises(ValueError, match=r"learning_rate × smoothness = 0.3: Theorem 4.6.* at most 0.25"):
+    with pytest.raises(
+        ValueError, match=r"learning_rate × smoothness = 0.3: Theorem 4.6.* at most 0.25"
+    ):
         bounds.nonconvex_bound(f, fast)
     with pytest.raises(ValueError, match=r"Theorem 4.7.* at most 0.125"):
         bounds.published_convex_bound(f, fast)

@@ -8,7 +8,7 @@ import pytest
 
 import antiphase as ap
 from antiphase.errors import TooLargeError
-from antiphase.factorization.base import Factorization
+from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism
 from antiphase.objective import Curvature
 from antiphase.theory import quadratic
@@ -58,7 +58,10 @@ WORKLOADS = {
     "tail average": ap.Workload.sgd(T, learning_rates=RATES).with_tail_average(9),
 }
 SMALL = Quadratic(
-    [0.0, 0.1, 0.7, 2.0], optimum=[1.0, -2.0, 0.5, 0.3], start=[0.4, 1.0, -1.0, 0.2], spread=[0, 1, 0.5, 2]
+    [0.0, 0.1, 0.7, 2.0],
+    optimum=[1.0, -2.0, 0.5, 0.3],
+    start=[0.4, 1.0, -1.0, 0.2],
+    spread=[0, 1, 0.5, 2],
 )
 RATE = 0.3
 
@@ -74,12 +77,16 @@ def test_independent_values(name):
     options = {"tau": int(tau)} if tau else {}
     if name.startswith("dp-mf"):
         options |= {"buffers": "exact", "tolerance": 1e-13}
-    found = exact(ap.design(name, steps=256, **options), PAPER, learning_rate=0.01, noise=NOISE).gradient
+    found = exact(
+        ap.design(name, steps=256, **options), PAPER, learning_rate=0.01, noise=NOISE
+    ).gradient
     average, at = NOISE_256[f"{name} {tau}".strip()]
     assert found.signal.mean() == pytest.approx(SIGNAL_AVERAGE, rel=1e-12)
     assert found.signal[-1] == pytest.approx(SIGNAL_LAST, rel=1e-12)
     assert found.noise.mean() == pytest.approx(average, rel=1e-8)
-    assert found.noise[AT] == pytest.approx(at, rel=1e-6)  # of designs that are optimal to 1e-13, to its root
+    assert found.noise[AT] == pytest.approx(
+        at, rel=1e-6
+    )  # of designs that are optimal to 1e-13, to its root
     assert found.average == pytest.approx(SIGNAL_AVERAGE + average, rel=1e-8)
     assert found.last == pytest.approx(SIGNAL_LAST + at[-1], rel=1e-6)
 
@@ -88,9 +95,16 @@ def test_plain_sgd_in_closed_form():
     """``ρ^2t`` of the start, and the geometric sum of ``ρ²`` of the noise."""
     h, gamma, t = 1.5, 0.4, np.arange(T + 1)
     rho = 1 - gamma * h
-    found = exact(ap.design("dp-sgd", steps=T), Quadratic([h], optimum=3.0, start=1.0), learning_rate=gamma, noise=0.7)
+    found = exact(
+        ap.design("dp-sgd", steps=T),
+        Quadratic([h], optimum=3.0, start=1.0),
+        learning_rate=gamma,
+        noise=0.7,
+    )
     assert found.gradient.signal == pytest.approx(h**2 * 4.0 * rho ** (2 * t), rel=1e-9, abs=1e-15)
-    assert found.gradient.noise == pytest.approx((h * gamma * 0.7) ** 2 * (1 - rho ** (2 * t)) / (1 - rho**2), rel=1e-9)
+    assert found.gradient.noise == pytest.approx(
+        (h * gamma * 0.7) ** 2 * (1 - rho ** (2 * t)) / (1 - rho**2), rel=1e-9
+    )
     assert found.gap.signal == pytest.approx(found.gradient.signal / (2 * h), rel=1e-12)
     assert found.gap.noise == pytest.approx(found.gradient.noise / (2 * h), rel=1e-12)
 
@@ -116,7 +130,9 @@ def test_the_recurrence_agrees_with_the_dense_formula(workload, name, options):
     stretches = quadratic.stretches(f)
     assert stretches is not None
     streamed = quadratic.streamed_variances(stretches, scaled, spectrum)
-    assert streamed == pytest.approx(quadratic.dense_variances(f, scaled, spectrum), rel=1e-10, abs=1e-13)
+    assert streamed == pytest.approx(
+        quadratic.dense_variances(f, scaled, spectrum), rel=1e-10, abs=1e-13
+    )
 
 
 @pytest.mark.slow
@@ -127,11 +143,15 @@ def test_the_recurrence_agrees_with_the_dense_formula_over_many_steps():
     for name, options in (("dp-mf", {"buffers": "exact"}), ("dp-mf", {}), ("dp-mf+", {"tau": 90})):
         f = ap.design(name, workload=workload, **options)
         streamed = quadratic.streamed_variances(quadratic.stretches(f), workload, spectrum)
-        assert streamed == pytest.approx(quadratic.dense_variances(f, workload, spectrum), rel=1e-10)
+        assert streamed == pytest.approx(
+            quadratic.dense_variances(f, workload, spectrum), rel=1e-10
+        )
     momentum = ap.Workload.sgd(700, momentum=0.9)
     f = ap.design("dp-mf", workload=momentum)
     streamed = quadratic.streamed_variances(quadratic.stretches(f), momentum, 0.1 * spectrum)
-    assert streamed == pytest.approx(quadratic.dense_variances(f, momentum, 0.1 * spectrum), rel=1e-10)
+    assert streamed == pytest.approx(
+        quadratic.dense_variances(f, momentum, 0.1 * spectrum), rel=1e-10
+    )
 
 
 def test_a_matrix_workload_and_several_epochs_go_the_dense_way():
@@ -139,7 +159,9 @@ def test_a_matrix_workload_and_several_epochs_go_the_dense_way():
     workload = ap.Workload.sgd(T, momentum=0.8, learning_rates=RATES)
     encoder = ap.design("dp-mf", workload=workload, epochs=4)
     matrix = dataclasses.replace(encoder, workload=ap.Workload.from_matrix(workload.dense()))
-    first, second = (exact(f, SMALL, learning_rate=RATE, noise=1.0).gradient for f in (encoder, matrix))
+    first, second = (
+        exact(f, SMALL, learning_rate=RATE, noise=1.0).gradient for f in (encoder, matrix)
+    )
     assert second.signal == pytest.approx(first.signal, rel=1e-10)
     assert second.noise == pytest.approx(first.noise, rel=1e-10)
 
@@ -158,8 +180,15 @@ def test_a_stream_of_many_steps_needs_no_dense_matrix(monkeypatch):
 
 def test_multiplicity_is_repetition_and_flat_directions_have_no_gradient():
     f = ap.design("dp-mf", steps=T)
-    one = exact(f, Quadratic([0.0, 0.5, 2.0], spread=1.0, multiplicity=[4, 2, 3]), learning_rate=RATE, noise=1.0)
-    other = exact(f, Quadratic([2.0, 0.5, 2.0, 0.5, 2.0], spread=1.0), learning_rate=RATE, noise=1.0)
+    one = exact(
+        f,
+        Quadratic([0.0, 0.5, 2.0], spread=1.0, multiplicity=[4, 2, 3]),
+        learning_rate=RATE,
+        noise=1.0,
+    )
+    other = exact(
+        f, Quadratic([2.0, 0.5, 2.0, 0.5, 2.0], spread=1.0), learning_rate=RATE, noise=1.0
+    )
     for a, b in ((one.gradient, other.gradient), (one.gap, other.gap)):
         assert a.total == pytest.approx(b.total, rel=1e-12)
     paths = simulate(f, Quadratic([2.0], multiplicity=3), learning_rate=RATE, noise=1.0, seed=1)
@@ -173,7 +202,9 @@ def test_a_mechanism_brings_its_own_noise():
     own = exact(m, SMALL, learning_rate=RATE)
     given = exact(f, SMALL, learning_rate=RATE, noise=0.3)
     assert own.gradient.total == pytest.approx(given.gradient.total, rel=1e-12)
-    assert exact(m, SMALL, learning_rate=RATE, noise=0.1).gradient.noise[-1] < own.gradient.noise[-1]
+    assert (
+        exact(m, SMALL, learning_rate=RATE, noise=0.1).gradient.noise[-1] < own.gradient.noise[-1]
+    )
 
 
 # ---- simulation --------------------------------------------------------------------------------------------
@@ -218,7 +249,9 @@ def test_the_virtual_sequence():
     stream = Mechanism(f, 1.0).noise(runs * 4, key=ap.Key.insecure(3), run=quadratic.SIMULATED)
     rows = noise * np.array(list(stream), dtype=np.float64).reshape(T, runs, 4)
     moved = gamma * np.concatenate([rows[: tau - 1].cumsum(axis=0), np.zeros((1, runs, 4))])
-    assert paths.apart[:, 1 : tau + 1] == pytest.approx(np.square(moved).sum(axis=2).T, rel=1e-5, abs=1e-12)
+    assert paths.apart[:, 1 : tau + 1] == pytest.approx(
+        np.square(moved).sum(axis=2).T, rel=1e-5, abs=1e-12
+    )
 
 
 def test_the_virtual_sequence_never_restarted_is_the_classical_one():
@@ -234,7 +267,9 @@ def test_the_virtual_sequence_never_restarted_is_the_classical_one():
 def test_the_optimizer_is_torchs():
     """Momentum, dampening and weight decay as ``torch.optim.SGD`` writes them, without noise, from a start."""
     rates, mu, dampening, decay = RATE * RATES, 0.8, 0.3, 0.2
-    workload = ap.Workload.sgd(T, learning_rates=RATES, momentum=mu, dampening=dampening, weight_decay=decay)
+    workload = ap.Workload.sgd(
+        T, learning_rates=RATES, momentum=mu, dampening=dampening, weight_decay=decay
+    )
     problem = dataclasses.replace(SMALL, spread=0.0)
     h, x, buffer, expected = problem.spectrum, problem.start.copy(), None, []
     for rate in rates:
@@ -245,7 +280,9 @@ def test_the_optimizer_is_torchs():
     f = ap.design("dp-sgd", workload=workload)
     found = exact(f, problem, learning_rate=RATE, noise=0.0).gradient.total
     assert found[:-1] == pytest.approx(expected, rel=1e-10)
-    assert simulate(f, problem, learning_rate=RATE, noise=0.0, seed=1).gradient[0] == pytest.approx(found, rel=1e-10)
+    assert simulate(f, problem, learning_rate=RATE, noise=0.0, seed=1).gradient[0] == pytest.approx(
+        found, rel=1e-10
+    )
 
 
 @pytest.mark.slow
@@ -253,18 +290,28 @@ def test_the_virtual_sequence_of_independent_noise_in_closed_form():
     """Never restarted, ``E‖x̃_t‖² = γ²σ² Σ_{k<t} (1 − ρ^k)²`` from the optimum: it drifts away (appendix E.3)."""
     h, gamma, runs = 1.5, 0.2, 6000
     paths = simulate(
-        ap.design("dp-sgd", steps=T), Quadratic([h]), learning_rate=gamma, noise=0.7, runs=runs, seed=2, tau=T + 1
+        ap.design("dp-sgd", steps=T),
+        Quadratic([h]),
+        learning_rate=gamma,
+        noise=0.7,
+        runs=runs,
+        seed=2,
+        tau=T + 1,
     )
     expected = (gamma * 0.7 * h) ** 2 * np.cumsum((1 - (1 - gamma * h) ** np.arange(T)) ** 2)
     seen = paths.virtual_gradient[:, 1:]
-    assert (np.abs(seen.mean(axis=0) - expected) <= 4.5 * seen.std(axis=0, ddof=1) / runs**0.5 + 1e-12).all()
+    assert (
+        np.abs(seen.mean(axis=0) - expected) <= 4.5 * seen.std(axis=0, ddof=1) / runs**0.5 + 1e-12
+    ).all()
     assert expected[-1] >= (gamma * 0.7 * h) ** 2 * T / 4  # the paper's bound: ‖∇f‖² = h²‖x̃‖²
     assert paths.virtual_gap[:, 1:] == pytest.approx(seen / (2 * h), rel=1e-12)
 
 
 def test_the_same_seed_is_the_same_simulation():
     f = ap.design("dp-mf", steps=T)
-    one, again, other = (simulate(f, SMALL, learning_rate=RATE, noise=1.0, runs=3, seed=s) for s in (5, 5, 6))
+    one, again, other = (
+        simulate(f, SMALL, learning_rate=RATE, noise=1.0, runs=3, seed=s) for s in (5, 5, 6)
+    )
     assert np.array_equal(one.gradient, again.gradient)
     assert not np.array_equal(one.gradient, other.gradient)
     assert one.apart is None
@@ -274,13 +321,18 @@ def test_the_same_seed_is_the_same_simulation():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", [WORKLOADS[name] for name in WORKLOADS if name != "tail average"])
+@pytest.mark.parametrize(
+    "workload", [WORKLOADS[name] for name in WORKLOADS if name != "tail average"]
+)
 def test_the_curvature_objective_is_the_exact_expectation(workload):
     """What ``design("curvature")`` minimises is the noise in the squared gradient, summed over the steps."""
     spectrum, many = np.array([0.1, 0.7, 2.0]), np.array([3.0, 2.0, 0.5])
     problem = Quadratic(spectrum, multiplicity=many)
     objective = Curvature(spectrum, RATE, probabilities=many)
-    for f in (ap.design("dp-sgd", workload=workload), ap.design("damped", workload=workload, rho=0.9)):
+    for f in (
+        ap.design("dp-sgd", workload=workload),
+        ap.design("damped", workload=workload, rho=0.9),
+    ):
         noise = exact(f, problem, learning_rate=RATE, noise=1.0).gradient.noise
         assert noise.sum() == pytest.approx(RATE**2 * f.error_under(objective), rel=1e-10)
     options = {"spectrum": spectrum, "learning_rate": RATE, "probabilities": many}
@@ -295,7 +347,9 @@ def test_the_best_damping_is_near_the_optimum_for_the_spectrum():
     """On the paper's spectrum within 1 % of the certified optimum, and better than none and than all of it."""
     steps, gamma = 300, 0.01
     choice = best_damping(PAPER, steps=steps, learning_rate=gamma)
-    best = ap.design("curvature", steps=steps, spectrum=PAPER.spectrum[1::7], learning_rate=gamma, tolerance=1e-6)
+    best = ap.design(
+        "curvature", steps=steps, spectrum=PAPER.spectrum[1::7], learning_rate=gamma, tolerance=1e-6
+    )
     few = Quadratic(PAPER.spectrum[1::7])
     chosen = best_damping(few, steps=steps, learning_rate=gamma)
     assert 1 - 1e-9 <= chosen.value * (steps + 1) / (gamma**2 * best.lower_bound) <= 1.01
@@ -329,7 +383,9 @@ def test_damping_with_momentum():
     problem = Quadratic([0.01, 0.1, 1.0])
     choice = best_damping(problem, workload=workload, learning_rate=0.05)
     assert choice.factorization.workload == workload
-    none = exact(ap.design("dp-mf", workload=workload), problem, learning_rate=0.05, noise=1.0).gradient.noise.mean()
+    none = exact(
+        ap.design("dp-mf", workload=workload), problem, learning_rate=0.05, noise=1.0
+    ).gradient.noise.mean()
     assert choice.value <= none * (1 + 1e-3)
 
 
@@ -347,7 +403,9 @@ def test_what_is_refused():
     with pytest.raises(TypeError, match="noise = None"):
         exact(f, SMALL, learning_rate=RATE)
     with pytest.raises(ValueError, match="curvature of its own"):
-        exact(ap.design("dp-sgd", workload=ap.Workload.sgd(T).with_curvature(0.1)), SMALL, noise=1.0)
+        exact(
+            ap.design("dp-sgd", workload=ap.Workload.sgd(T).with_curvature(0.1)), SMALL, noise=1.0
+        )
     with pytest.raises(ValueError, match="diverges"):
         exact(ap.design("dp-sgd", steps=5000), Quadratic([1.0]), learning_rate=30.0, noise=1.0)
     both = ap.design("dp-sgd", workload=ap.Workload.sgd(T, weight_decay=0.1, delay=1))
@@ -357,7 +415,9 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="not simulated"):
         simulate(matrix, SMALL, noise=1.0, seed=1)
     with pytest.raises(ValueError, match="tau = 3"):
-        simulate(ap.design("dp-sgd", workload=WORKLOADS["momentum"]), SMALL, noise=1.0, seed=1, tau=3)
+        simulate(
+            ap.design("dp-sgd", workload=WORKLOADS["momentum"]), SMALL, noise=1.0, seed=1, tau=3
+        )
     with pytest.raises(ValueError, match="whole directions"):
         simulate(f, Quadratic([1.0], multiplicity=0.5), noise=1.0, seed=1)
     with pytest.raises(ValueError, match="last = 2"):

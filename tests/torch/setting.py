@@ -79,7 +79,9 @@ class Training:
             num_workers=workers,
             generator=torch.Generator().manual_seed(7),
         )
-        self.engine = PrivacyEngine(mechanism=mechanism, key=key or ap.Key.insecure(1), **(design or {}))
+        self.engine = PrivacyEngine(
+            mechanism=mechanism, key=key or ap.Key.insecure(1), **(design or {})
+        )
         self.criterion = criterion or nn.CrossEntropyLoss()
         made = self.engine.make_private(
             module=self.model,

@@ -8,7 +8,14 @@ import torch
 from torch import nn
 
 import antiphase as ap
-from antiphase.errors import AntiphaseError, FileFormatError, HorizonError, KeyFileError, ReplayError, StateError
+from antiphase.errors import (
+    AntiphaseError,
+    FileFormatError,
+    HorizonError,
+    KeyFileError,
+    ReplayError,
+    StateError,
+)
 from antiphase.torch import PrivacyEngine
 from tests.torch.setting import Training, data
 
@@ -37,11 +44,15 @@ def training(key, **options):
 
 
 def save(t, path):
-    t.engine.save_checkpoint(path=path, module=t.module, optimizer=t.optimizer, scheduler=t.scheduler)
+    t.engine.save_checkpoint(
+        path=path, module=t.module, optimizer=t.optimizer, scheduler=t.scheduler
+    )
 
 
 def load(t, path, **options):
-    t.engine.load_checkpoint(path=path, module=t.module, optimizer=t.optimizer, scheduler=t.scheduler, **options)
+    t.engine.load_checkpoint(
+        path=path, module=t.module, optimizer=t.optimizer, scheduler=t.scheduler, **options
+    )
 
 
 @pytest.mark.parametrize("mechanism", ["dp-mf", "dp-mf+", "tree", "sqrt-toeplitz"])
@@ -65,7 +76,12 @@ def test_a_run_goes_on_bit_for_bit(key, tmp_path, mechanism, stop):
 
 
 def own_checkpoint(t):
-    parts = {"module": t.module, "optimizer": t.optimizer, "scheduler": t.scheduler, "engine": t.engine}
+    parts = {
+        "module": t.module,
+        "optimizer": t.optimizer,
+        "scheduler": t.scheduler,
+        "engine": t.engine,
+    }
     return {name: part.state_dict() for name, part in parts.items()}
 
 
@@ -77,7 +93,11 @@ def test_a_checkpoint_of_ones_own_goes_on_as_well(key, tmp_path, stop):
     whole.run()
     kept = torch.load(tmp_path / "own", weights_only=True)
     again = training(ap.Key.load(tmp_path / "key"), mechanism="dp-mf")
-    for name, part in {"module": again.module, "optimizer": again.optimizer, "scheduler": again.scheduler}.items():
+    for name, part in {
+        "module": again.module,
+        "optimizer": again.optimizer,
+        "scheduler": again.scheduler,
+    }.items():
         part.load_state_dict(kept[name])
     torch.manual_seed(99)
     again.engine.load_state_dict(kept["engine"])
@@ -93,9 +113,27 @@ def test_the_state_of_another_engine_is_refused_and_nothing_changed(key, tmp_pat
     state = first.engine.state_dict()
     again = training(ap.Key.load(tmp_path / "key"), mechanism="dp-mf")
     random = torch.get_rng_state()
-    bad = [None, {}, {**state, "random": 3}, {**state, "release": {}}, {**state, "order": None}, {**state, "order": 1}]
-    parts = [{"position": "x"}, {"position": 16}, {"position": -1}, {"foreign": "x"}, {"world": 2}, {"key": "00"}]
-    parts += [{"rank": 1}, {"ledger": {}}, {"ledger": state["release"]["ledger"] | {"count": torch.zeros(3)}}]
+    bad = [
+        None,
+        {},
+        {**state, "random": 3},
+        {**state, "release": {}},
+        {**state, "order": None},
+        {**state, "order": 1},
+    ]
+    parts = [
+        {"position": "x"},
+        {"position": 16},
+        {"position": -1},
+        {"foreign": "x"},
+        {"world": 2},
+        {"key": "00"},
+    ]
+    parts += [
+        {"rank": 1},
+        {"ledger": {}},
+        {"ledger": state["release"]["ledger"] | {"count": torch.zeros(3)}},
+    ]
     bad += [{**state, "release": state["release"] | part} for part in parts]
     for wrong in bad:
         with pytest.raises(AntiphaseError):
@@ -249,7 +287,13 @@ def test_no_fresh_start_is_forgotten(key, tmp_path):
     back = training(ap.Key.load(tmp_path / "key"))
     load(back, tmp_path / "checkpoint")
     assert sorted(back.release.earlier()) == [9, 9, 9]
-    assert first.engine.mechanism.epsilon(1e-5) < spent[0] < spent[1] < spent[2] < back.engine.get_epsilon(1e-5)
+    assert (
+        first.engine.mechanism.epsilon(1e-5)
+        < spent[0]
+        < spent[1]
+        < spent[2]
+        < back.engine.get_epsilon(1e-5)
+    )
 
 
 def test_what_is_spent_counts_rows_drawn_after_the_checkpoint(key, tmp_path):
@@ -272,7 +316,13 @@ def test_what_is_spent_counts_rows_drawn_after_the_checkpoint(key, tmp_path):
 def test_a_resume_with_accumulation_begins_at_the_right_batch(key, tmp_path):
     def accumulated():
         return Training(
-            key=key, run=None, dataset=data(36), batch_size=4, epochs=2, gradient_accumulation_steps=4, shuffle=False
+            key=key,
+            run=None,
+            dataset=data(36),
+            batch_size=4,
+            epochs=2,
+            gradient_accumulation_steps=4,
+            shuffle=False,
         )
 
     def step(t, batches):
@@ -286,9 +336,13 @@ def test_a_resume_with_accumulation_begins_at_the_right_batch(key, tmp_path):
     first.loader.batch_sampler._handed.clear()
     iterator = iter(first.loader)
     step(first, [next(iterator) for _ in range(4)])
-    first.engine.save_checkpoint(path=tmp_path / "c", module=first.module, optimizer=first.optimizer)
+    first.engine.save_checkpoint(
+        path=tmp_path / "c", module=first.module, optimizer=first.optimizer
+    )
     again = accumulated()
-    again.engine.load_checkpoint(path=tmp_path / "c", module=again.module, optimizer=again.optimizer)
+    again.engine.load_checkpoint(
+        path=tmp_path / "c", module=again.module, optimizer=again.optimizer
+    )
     rest = list(again.loader)
     assert len(rest) == 5
     assert torch.equal(rest[0][0], batches[4][0])
@@ -407,4 +461,6 @@ def test_optimizer_state_of_every_kind_survives(key, tmp_path):
         for name in a:
             assert torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name]))
     with pytest.raises(TypeError, match="noise_scheduler"):
-        first.engine.save_checkpoint(path=tmp_path / "x", module=first.module, noise_scheduler=object())
+        first.engine.save_checkpoint(
+            path=tmp_path / "x", module=first.module, noise_scheduler=object()
+        )

@@ -22,7 +22,9 @@ def rows(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
+)
 @pytest.mark.parametrize("length", [1, 255, 256, 1000])
 def test_norms_are_good_to_the_error_they_promise_in_every_dtype(dtype, length):
     """A norm of bfloat16 numbers in bfloat16 would be good to 0.4 %."""
@@ -34,7 +36,11 @@ def test_norms_are_good_to_the_error_they_promise_in_every_dtype(dtype, length):
 @pytest.mark.parametrize("first", [torch.float32, torch.bfloat16], ids=str)
 def test_the_dtype_is_that_of_each_tensor_not_of_the_first(first):
     """Row 36: 1.004 C where the first tensor was float32 and another bfloat16."""
-    gradients = [rows(5, 3).to(first), rows(5, 400, seed=1).to(torch.bfloat16), rows(5, 400, seed=2).double()]
+    gradients = [
+        rows(5, 3).to(first),
+        rows(5, 400, seed=1).to(torch.bfloat16),
+        rows(5, 400, seed=2).double(),
+    ]
     expected = torch.linalg.vector_norm(torch.cat([g.double() for g in gradients], dim=1), dim=1)
     assert float((example_norms(gradients)[0] / expected - 1).abs().max()) <= NORM_ERROR
 
@@ -52,7 +58,9 @@ def test_groups_are_added_up_in_float64():
     """A float32 sum over 20,000 examples is wrong by 0.8; in groups it is good to what the margin covers."""
     batch, value = 20_000, 0.3
     together = group_size(batch)
-    total = weighted_sum(torch.full((batch,), value, dtype=torch.float64), torch.ones(batch, 1), together=together)
+    total = weighted_sum(
+        torch.full((batch,), value, dtype=torch.float64), torch.ones(batch, 1), together=together
+    )
     assert abs(float(total) - batch * value) <= (together + 3) * UNIT * batch * value
 
 

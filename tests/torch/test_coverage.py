@@ -24,7 +24,9 @@ def test_what_is_outside_the_optimizer_is_refused_or_frozen_by_name():
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"optimizer: 1\.weight, 1\.bias require gradients"):
         coverage.require_coverage(model, optimizer)
-    with pytest.warns(AntiphaseWarning, match=r"1\.weight, 1\.bias: not in the optimizer, and frozen now"):
+    with pytest.warns(
+        AntiphaseWarning, match=r"1\.weight, 1\.bias: not in the optimizer, and frozen now"
+    ):
         coverage.require_coverage(model, optimizer, "freeze")
     assert coverage.Coverage.of(model) == coverage.Coverage(2, 8, ("1.weight", "1.bias"))
     assert coverage.outside(model, optimizer) == {}

@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader
 import antiphase as ap
 from antiphase.errors import StateError
 from antiphase.noise.stream import NoiseStream
+from antiphase.torch.batch_selection import FixedOrder, fixed_order_loader
 from antiphase.torch.distributed import Group, ShardedNoise, rows_of
-from antiphase.torch.sampling import FixedOrder, fixed_order_loader
 from tests.torch.setting import Training, data
 from tests.warm import Script
 
@@ -42,7 +42,16 @@ class Processes:
         self.folder, self.world, self.name, self.jobs = folder, world, name, len(jobs)
         worker = Path(__file__).parent / "workers" / "several.py"
         self.all = [
-            Script(worker, folder, rank, world, json.dumps(jobs), name, env={"ANTIPHASE_CACHE": "off"}, together=True)
+            Script(
+                worker,
+                folder,
+                rank,
+                world,
+                json.dumps(jobs),
+                name,
+                env={"ANTIPHASE_CACHE": "off"},
+                together=True,
+            )
             for rank in range(world)
         ]
         self.until = time.monotonic() + SECONDS
@@ -78,7 +87,9 @@ def alone(tmp_path_factory):
     """What one process makes: rows of noise, then the trainings."""
     jobs = [["noise", {}], *(["train", options] for options in ({}, GHOST, LAYERS, INFINITE))]
     noise, *trained = Processes(tmp_path_factory.mktemp("alone"), 1, jobs, "alone").results()
-    return noise[0], dict(zip(("hooks", "ghost", "layers", "infinite"), (t[0] for t in trained), strict=True))
+    return noise[0], dict(
+        zip(("hooks", "ghost", "layers", "infinite"), (t[0] for t in trained), strict=True)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +112,9 @@ def four(tmp_path_factory):
 
 
 def apart(left, right):
-    return max(float((a - b).abs().max()) for a, b in zip(left["weights"], right["weights"], strict=True))
+    return max(
+        float((a - b).abs().max()) for a, b in zip(left["weights"], right["weights"], strict=True)
+    )
 
 
 def same(tensors, others):
@@ -134,7 +147,11 @@ def test_several_processes_train_what_one_trains(several, alone, request, shown)
         assert all(same(of_ranks[0]["weights"], other["weights"]) for other in of_ranks)
         assert {r["epsilon"] for r in of_ranks} == {alone[1][kind]["epsilon"]}
         distance = apart(of_ranks[0], alone[1][kind])
-        shown(f"{kind}: weights of {several} processes from one process's", f"{distance:.1e}", "1e-5, ranks equal")
+        shown(
+            f"{kind}: weights of {several} processes from one process's",
+            f"{distance:.1e}",
+            "1e-5, ranks equal",
+        )
         assert distance < 1e-5
     if several == "two":
         assert [r["bad"] for r in trained[3]] != [0, 0]
@@ -170,7 +187,11 @@ def test_processes_that_disagree_all_refuse_before_anything_is_drawn(tmp_path, s
         "several processes need the same key": {"keyless": True},
         "each batch is divided among them": {"sampler": "padded", "key": first},
         "Wrap the model in opacus.distributed.DifferentiallyPrivate": {"wrap": "ddp", "key": first},
-        "DifferentiallyPrivateDistributedDataParallel instead": {"wrap": "ddp", "mode": "ghost", "key": first},
+        "DifferentiallyPrivateDistributedDataParallel instead": {
+            "wrap": "ddp",
+            "mode": "ghost",
+            "key": first,
+        },
         'Use grad_sample_mode="ghost_fsdp"': {"wrap": "fsdp", "mode": "ghost", "key": first},
     }
     jobs = [["refused", {"options": options}] for options in cases.values()]
@@ -184,10 +205,14 @@ def test_processes_that_disagree_all_refuse_before_anything_is_drawn(tmp_path, s
         for error in errors:
             assert message in error["error"]
     for error in mixed:
-        assert re.search("disagree on the checkpoint: .*step 5.*step 2.*Nothing was drawn", error["error"])
+        assert re.search(
+            "disagree on the checkpoint: .*step 5.*step 2.*Nothing was drawn", error["error"]
+        )
     for error in (*results[0], *results[1]):
         assert error["error"].startswith("StateError: the processes disagree on the ")
-        assert error["error"].endswith("Nothing was drawn. Start all of them with the same arguments")
+        assert error["error"].endswith(
+            "Nothing was drawn. Start all of them with the same arguments"
+        )
     runs = [len(ap.Key.load(path).runs()) for path in keys]
     shown("runs begun by processes that disagree on mechanism or key", runs, [0, 0])
     assert runs == [0, 0]
@@ -202,7 +227,10 @@ def test_shards_that_have_not_one_owner_for_each_row_are_refused(tmp_path):
     rows = "every trained tensor must be divided along its first dimension"
     cases = dict.fromkeys(("by columns", "replicas", "each for itself", "some left out"), rows)
     cases["in part"] = "is for models of torch's fully_shard"
-    jobs = [["refused", {"options": {"wrap": wrap, "mode": "ghost_fsdp", "key": str(key)}}] for wrap in cases]
+    jobs = [
+        ["refused", {"options": {"wrap": wrap, "mode": "ghost_fsdp", "key": str(key)}}]
+        for wrap in cases
+    ]
     jobs.append(["refused", {"options": {"wrap": "in part", "mode": "ghost", "key": str(key)}}])
     *results, part = Processes(tmp_path, 2, jobs, "layouts").results()
     for (wrap, message), errors in zip(cases.items(), results, strict=True):
@@ -221,7 +249,9 @@ def test_one_killed_process_stops_all_and_all_go_on_to_the_same_weights(tmp_path
     ap.Key.generate().save(key)
     training = {"key": str(key), "run": None, "save_at": [2, 5]}
     crashed = Processes(tmp_path, 2, [["train", training | {"stop_at": [1, 6]}]], "crashed")
-    while not (tmp_path / "stopped").exists():  # rank 1 stands before step 6, and rank 0 waits for it there
+    while not (
+        tmp_path / "stopped"
+    ).exists():  # rank 1 stands before step 6, and rank 0 waits for it there
         assert time.monotonic() < crashed.until, crashed.wait()
         assert all(process.poll() is None for process in crashed.all), crashed.wait()
         time.sleep(0.1)
@@ -245,7 +275,9 @@ def test_one_killed_process_stops_all_and_all_go_on_to_the_same_weights(tmp_path
     resumed, whole = Processes(tmp_path, 2, jobs, "resumed").results()
     for r in resumed:
         assert r["begun"] == 5
-        assert r["drawn"] == 7  # rank 0 was about to release step 6 when rank 1 died; that counts for both
+        assert (
+            r["drawn"] == 7
+        )  # rank 0 was about to release step 6 when rank 1 died; that counts for both
         assert r["run"] == run
     unlike = sum(not same(r["weights"], whole[0]["weights"]) for r in (*resumed, *whole))
     shown("ranks whose weights after kill and resume are unlike an uninterrupted run's", unlike, 0)
@@ -259,7 +291,9 @@ def test_one_killed_process_stops_all_and_all_go_on_to_the_same_weights(tmp_path
 
 
 @pytest.mark.slow
-def test_sharded_models_train_what_one_process_trains_and_go_on_after_a_checkpoint(tmp_path, alone, four, shown):
+def test_sharded_models_train_what_one_process_trains_and_go_on_after_a_checkpoint(
+    tmp_path, alone, four, shown
+):
     key = tmp_path / "run.key"
     ap.Key.generate().save(key)
     kept = FSDP | {"key": str(key), "run": None}
@@ -297,9 +331,13 @@ MECHANISMS = {
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("world", [2, 4])
 def test_shards_of_noise_are_together_the_noise_of_one_process(name, world):
-    steps = 72 if "drawn again" in name else 8  # beyond 64 diagonals normals are drawn again, in a small memory
+    steps = (
+        72 if "drawn again" in name else 8
+    )  # beyond 64 diagonals normals are drawn again, in a small memory
     participation = ap.epochs(2, steps // 2)
-    factorization = ap.design(name.split(",")[0], workload=ap.Workload.sgd(steps), participation=participation)
+    factorization = ap.design(
+        name.split(",")[0], workload=ap.Workload.sgd(steps), participation=participation
+    )
     mechanism = ap.calibrate(factorization, noise_multiplier=1.0)
     key, memory = ap.Key.insecure(3), MECHANISMS[name].get("memory", "2GB")
     shapes = {"wide": (9, 700), "deep": (2500,), "small": (3, 2), "one": (1,)}
@@ -309,7 +347,10 @@ def test_shards_of_noise_are_together_the_noise_of_one_process(name, world):
             for n, s in shapes.items()}  # fmt: skip
     uneven = [{n: (c[rank], c[rank + 1]) for n, c in cuts.items()} for rank in range(world)]
     shards = [
-        [ShardedNoise(mechanism, key=key, run=RUN, shapes=shapes, rows=rows, memory=memory) for rows in division]
+        [
+            ShardedNoise(mechanism, key=key, run=RUN, shapes=shapes, rows=rows, memory=memory)
+            for rows in division
+        ]
         for division in (even, uneven)
     ]
     for step in range(steps):
@@ -322,7 +363,9 @@ def test_shards_of_noise_are_together_the_noise_of_one_process(name, world):
             parts = [shard.next() for shard in division]
             for n in shapes:
                 np.testing.assert_array_equal(np.concatenate([part[n] for part in parts]), whole[n])
-    owners = [Group(rank, world).noise(mechanism, key, RUN, shapes, memory) for rank in range(world)]
+    owners = [
+        Group(rank, world).noise(mechanism, key, RUN, shapes, memory) for rank in range(world)
+    ]
     last = [stream for stream in owners if stream is not None]
     for stream in last:
         stream.skip(steps - 1)
@@ -334,7 +377,9 @@ def test_shards_of_noise_are_together_the_noise_of_one_process(name, world):
 def test_shards_that_reach_past_the_tensor_are_refused():
     mechanism = ap.calibrate(ap.design("dp-sgd", workload=ap.Workload.sgd(2)), noise_multiplier=1.0)
     with pytest.raises(ValueError, match="the tensor has 3 rows"):
-        ShardedNoise(mechanism, key=ap.Key.insecure(1), run=RUN, shapes={"a": (3, 2)}, rows={"a": (2, 4)})
+        ShardedNoise(
+            mechanism, key=ap.Key.insecure(1), run=RUN, shapes={"a": (3, 2)}, rows={"a": (2, 4)}
+        )
 
 
 # ---- without processes -------------------------------------------------------------------------------------
@@ -358,7 +403,10 @@ def test_too_little_memory_is_too_little_for_every_process():
     for world in (1, 2):
         for rank in range(world):
             assert Group(rank, world).noise(mechanism, key, RUN, shapes, needed) is not None
-            assert Group(rank, world, sharded=True).noise(mechanism, key, RUN, shapes, needed) is not None
+            assert (
+                Group(rank, world, sharded=True).noise(mechanism, key, RUN, shapes, needed)
+                is not None
+            )
             for sharded in (False, True):
                 with pytest.raises(ValueError, match="an encoder of 8 diagonals keeps"):
                     Group(rank, world, sharded).noise(mechanism, key, RUN, shapes, needed - 1)
@@ -382,7 +430,9 @@ def pretended():
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("wrap", [DDP, lambda module: GradSampleModule(DDP(module))], ids=["bare", "inside"])
+@pytest.mark.parametrize(
+    "wrap", [DDP, lambda module: GradSampleModule(DDP(module))], ids=["bare", "inside"]
+)
 def test_gradients_that_meet_in_the_backward_pass_are_refused(pretended, wrap):
     with pytest.raises(ValueError, match="before they are clipped"):
         Group.of(wrap(nn.Linear(2, 2)), "hooks")
@@ -394,7 +444,9 @@ def test_one_row_that_both_processes_have_is_refused(pretended, how):
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     ways = {"by columns": {"shard_placement_fn": lambda _: Shard(1)}, "replicas": {"mesh": mesh}}
     net = fully_shard(nn.Linear(4, 1, bias=False), **ways.get(how, {"mesh": mesh["shard"]}))
-    with pytest.raises(ValueError, match="must be divided along its first dimension among all processes"):
+    with pytest.raises(
+        ValueError, match="must be divided along its first dimension among all processes"
+    ):
         Group.of(net, "ghost_fsdp")
 
 
@@ -424,15 +476,21 @@ def test_sums_of_processes_are_added_up_in_float64(monkeypatch):
 
 def test_parts_of_a_batch_are_those_of_rank_0s_order(monkeypatch):
     first = FixedOrder(60, 12, world=2)
-    monkeypatch.setattr(dist, "broadcast_object_list", lambda box, src: box.__setitem__(0, first.order))
+    monkeypatch.setattr(
+        dist, "broadcast_object_list", lambda box, src: box.__setitem__(0, first.order)
+    )
     monkeypatch.setattr(Group, "require_same", lambda *_: None)
     loader = fixed_order_loader(DataLoader(data(), batch_size=12, shuffle=True))
     Group(1, 2).share(loader)
     for i, parts in enumerate(zip(first, loader.batch_sampler.sampler, strict=True)):
-        assert sorted(index for part in parts for index in part) == sorted(first.order[12 * i : 12 * i + 12])
+        assert sorted(index for part in parts for index in part) == sorted(
+            first.order[12 * i : 12 * i + 12]
+        )
 
 
-def test_every_process_must_go_on_at_the_same_step_of_the_same_run_with_its_own_checkpoint(monkeypatch):
+def test_every_process_must_go_on_at_the_same_step_of_the_same_run_with_its_own_checkpoint(
+    monkeypatch,
+):
     said = []
 
     def gathered(values, value):
@@ -458,11 +516,17 @@ def test_the_torchrun_example_trains(tmp_path, shown):
         ROOT / "examples" / "torchrun.py", "--key", tmp_path / "digits.key", "--epochs", "10",
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ANTIPHASE_CACHE": "off"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("accuracy") == 1  # rank 0 speaks
     accuracy = float(re.search(r"accuracy ([\d.]+)", done.stdout)[1])
     epsilon = float(re.search(r"ε = ([\d.]+)", done.stdout)[1])
-    shown("examples/torchrun.py, two processes", f"accuracy {accuracy}, ε = {epsilon}", "accuracy above 0.8, ε = 8")
+    shown(
+        "examples/torchrun.py, two processes",
+        f"accuracy {accuracy}, ε = {epsilon}",
+        "accuracy above 0.8, ε = 8",
+    )
     assert accuracy > 0.8
     assert epsilon == pytest.approx(8, abs=0.001)

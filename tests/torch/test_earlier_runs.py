@@ -10,7 +10,13 @@ from torch.utils.data import TensorDataset
 import antiphase as ap
 from antiphase import accounting
 from antiphase.torch import earlier_runs
-from antiphase.torch.earlier_runs import EarlierRun, combined_epsilon, described, fingerprint, on_same_data
+from antiphase.torch.earlier_runs import (
+    EarlierRun,
+    combined_epsilon,
+    described,
+    fingerprint,
+    on_same_data,
+)
 
 pytestmark = pytest.mark.issue(21)
 DELTA = 1e-5
@@ -38,7 +44,9 @@ def test_runs_of_one_mechanism_are_composed_by_their_rows():
 def test_gaussian_runs_compose_as_one_gaussian():
     m, other = gaussian(), gaussian("tree", 0.5)
     found = combined_epsilon(m, [6], [earlier(other)], DELTA)
-    assert found == pytest.approx(accounting.gaussian_epsilon(1 / math.sqrt(1 + 4), DELTA), rel=1e-6)
+    assert found == pytest.approx(
+        accounting.gaussian_epsilon(1 / math.sqrt(1 + 4), DELTA), rel=1e-6
+    )
     assert found >= accounting.gaussian_epsilon(1 / math.sqrt(1 + 4), DELTA)
 
 
@@ -80,7 +88,13 @@ def test_fingerprints_see_examples_at_both_ends_and_between():
 
 def test_examples_of_every_kind_have_bytes():
     key = ap.Key.generate()
-    example = {"text": "a", "n": 3, "x": np.ones(2, np.float32), "b": b"z", "t": (torch.tensor(1.0), None)}
+    example = {
+        "text": "a",
+        "n": 3,
+        "x": np.ones(2, np.float32),
+        "b": b"z",
+        "t": (torch.tensor(1.0), None),
+    }
     before = fingerprint(key, [example])
     for name, value in {
         "text": "b",
@@ -91,7 +105,9 @@ def test_examples_of_every_kind_have_bytes():
     }.items():
         assert fingerprint(key, [example | {name: value}]) != before
     assert fingerprint(key, iter([example])) is None
-    assert fingerprint(key, [torch.ones(2, dtype=torch.bfloat16)]) != fingerprint(key, [torch.zeros(2).bfloat16()])
+    assert fingerprint(key, [torch.ones(2, dtype=torch.bfloat16)]) != fingerprint(
+        key, [torch.zeros(2).bfloat16()]
+    )
 
 
 def test_data_without_bytes_are_told_by_type_and_length():

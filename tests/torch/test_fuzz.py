@@ -13,7 +13,9 @@ NAN, INF = float("nan"), float("inf")
 DENORMAL = [1e-45, -7e-42, 5e-39]  # of float32 and bfloat16
 TINY = [5e-324, -1e-310, 1e-200]  # of float64; for the others they are nothing
 HUGE = [1e38, -3e38, -1e19]
-SPECIAL = torch.tensor([NAN, INF, -INF, *HUGE, *DENORMAL, *TINY, 1e-38, 1e-20, 0.0, 1.0], dtype=torch.float64)
+SPECIAL = torch.tensor(
+    [NAN, INF, -INF, *HUGE, *DENORMAL, *TINY, 1e-38, 1e-20, 0.0, 1.0], dtype=torch.float64
+)
 KINDS = {"ordinary": 0.0, "few odd": 0.05, "half odd": 0.5, "denormal": 1.0}
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -40,7 +42,9 @@ def test_no_gradient_contributes_more_than_the_clip_norm(dtype, kind):
     for case in range(36):
         clip = power(generator, -3, 3)
         shapes = [(10, 7), (10, 3, 5), (10,)][: 1 + case % 3]
-        parts = [fuzzed(generator, shape, kind, power(generator, -30, 30)).to(dtype) for shape in shapes]
+        parts = [
+            fuzzed(generator, shape, kind, power(generator, -30, 30)).to(dtype) for shape in shapes
+        ]
         norms, kept = example_norms(parts)
         factors = clip_factors(norms, clip, clip_margin(1))
         for i in range(10):
@@ -76,7 +80,11 @@ def test_no_example_contributes_more_than_the_clip_norm_however_it_is_clipped(dt
     clip = 0.3
     norms = [clip / 2] * 4 if clipping == "per layer" else clip
     training = Training(
-        model=model, dataset=dataset, criterion=nn.MSELoss(), max_grad_norm=norms, **CLIPPINGS[clipping]
+        model=model,
+        dataset=dataset,
+        criterion=nn.MSELoss(),
+        max_grad_norm=norms,
+        **CLIPPINGS[clipping],
     )
 
     def summed(x, y):
@@ -93,7 +101,10 @@ def test_no_example_contributes_more_than_the_clip_norm_however_it_is_clipped(dt
     for kind in KINDS:
         for _ in range(3):
             scales = [power(generator, -20, 20) for _ in range(2)]
-            x, y = (fuzzed(generator, (8, n), kind, s).to(dtype) for n, s in zip((5, 3), scales, strict=True))
+            x, y = (
+                fuzzed(generator, (8, n), kind, s).to(dtype)
+                for n, s in zip((5, 3), scales, strict=True)
+            )
             alone = [summed(x[i : i + 1], y[i : i + 1]) for i in range(8)]
             for i, one in enumerate(alone):
                 finite = bool(torch.isfinite(x[i]).all() and torch.isfinite(y[i]).all())

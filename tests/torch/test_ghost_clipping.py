@@ -6,7 +6,12 @@ from torch import nn
 
 from antiphase.errors import PerExampleGradientError
 from antiphase.torch.clipping import CANCELLATION
-from antiphase.torch.ghost_clipping import norm_bounds, per_example_gradients, record_losses, recorded
+from antiphase.torch.ghost_clipping import (
+    norm_bounds,
+    per_example_gradients,
+    record_losses,
+    recorded,
+)
 
 pytestmark = pytest.mark.issue(21)
 

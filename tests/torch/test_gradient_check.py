@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import antiphase as ap
 from antiphase.errors import AntiphaseWarning, ModelChangedError, PerExampleGradientError
-from antiphase.torch import PrivacyEngine, engine, layer_rules
+from antiphase.torch import PrivacyEngine, layer_rules, privacy_engine
 from antiphase.torch.gradient_terms import Products
 from tests.torch import setting, zoo
 
@@ -24,7 +24,7 @@ MODES = ["hooks", "ghost", "functorch"]
 @pytest.fixture
 def checked(monkeypatch):
     """How long each check took, in seconds."""
-    taken, check = [], engine.check_gradients
+    taken, check = [], privacy_engine.check_gradients
 
     def timed(*args, **kwargs):
         start = time.perf_counter()
@@ -33,18 +33,26 @@ def checked(monkeypatch):
         finally:
             taken.append(time.perf_counter() - start)
 
-    monkeypatch.setattr(engine, "check_gradients", timed)
+    monkeypatch.setattr(privacy_engine, "check_gradients", timed)
     return taken
 
 
 def private(model, dataset, mode="hooks", batch_size=12, **options):
     """The engine, and what its make_private returned."""
     made = PrivacyEngine(mechanism="dp-mf", key=ap.Key.insecure(1))
-    loader = DataLoader(dataset, batch_size=batch_size) if not isinstance(dataset, DataLoader) else dataset
+    loader = (
+        DataLoader(dataset, batch_size=batch_size)
+        if not isinstance(dataset, DataLoader)
+        else dataset
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook")
         found = setting.make_private(
-            made, loader, model, grad_sample_mode=mode, **{"epochs": 2, "target_delta": 1e-5, **options}
+            made,
+            loader,
+            model,
+            grad_sample_mode=mode,
+            **{"epochs": 2, "target_delta": 1e-5, **options},
         )
     return made, found
 
@@ -77,7 +85,11 @@ class TestPasses:
             steps = two_steps(found, mode)
             if checked[-1] < max(1.0, steps):
                 break
-        shown(f"gradient check of {name}, {mode}", f"{checked[-1]:.3f} s", f"≤ 1 s or two steps ({steps:.3f} s)")
+        shown(
+            f"gradient check of {name}, {mode}",
+            f"{checked[-1]:.3f} s",
+            f"≤ 1 s or two steps ({steps:.3f} s)",
+        )
         assert checked[-1] < max(1.0, steps)
 
     @pytest.mark.parametrize("mode", MODES)
@@ -151,7 +163,9 @@ class TestRefuses:
         """Time before examples is followed; (time × examples) in one dimension is refused."""
         data = zoo.vectors(length, 5, classes=2)
         assert private(Sequence(), data, mode)[0]._unchecked is None
-        with pytest.raises(PerExampleGradientError, match=r"linear\.weight: used on data of shape \(\d+, 5\)"):
+        with pytest.raises(
+            PerExampleGradientError, match=r"linear\.weight: used on data of shape \(\d+, 5\)"
+        ):
             private(Sequence(merged=True), data, mode)
 
     @pytest.mark.parametrize("mode", MODES)
@@ -166,7 +180,9 @@ class TestRefuses:
 
     @pytest.mark.parametrize("mode", MODES)
     def test_max_norm(self, mode):
-        with pytest.raises((ModelChangedError, PerExampleGradientError), match=r"tokens.weight: .*max_norm"):
+        with pytest.raises(
+            (ModelChangedError, PerExampleGradientError), match=r"tokens.weight: .*max_norm"
+        ):
             private(Bag(max_norm=0.1), few_tokens(), mode)
 
     @pytest.mark.parametrize("mode", MODES)
@@ -245,7 +261,9 @@ class TestRefuses:
     def test_a_norm_that_is_too_small(self, monkeypatch):
         """Norms of ghost clipping are compared too, since clipping divides by them."""
         monkeypatch.setattr(
-            Products, "_token_sizes", lambda self: self.outputs.new_zeros(self.outputs.shape[:2]).double()
+            Products,
+            "_token_sizes",
+            lambda self: self.outputs.new_zeros(self.outputs.shape[:2]).double(),
         )
         with pytest.raises(PerExampleGradientError, match="below that of its gradient"):
             private(setting.small_model(), setting.data(), "ghost")
@@ -319,7 +337,9 @@ class TestCannotRun:
 class TestProbeInputs:
     def test_arguments(self):
         """A function makes the inputs for a number of examples: a tensor, a tuple, or a dict of keywords."""
-        made, _ = private(setting.small_model(), setting.data(), probe_inputs=lambda n: torch.randn(n, 5))
+        made, _ = private(
+            setting.small_model(), setting.data(), probe_inputs=lambda n: torch.randn(n, 5)
+        )
         assert made._unchecked is None
         keywords = {"shift": torch.ones(5)}
         made, _ = private(
@@ -328,7 +348,9 @@ class TestProbeInputs:
         )  # fmt: skip
         assert made._unchecked is None
         model = nn.Bilinear(5, 5, 2)
-        made, _ = private(model, setting.data(), probe_inputs=lambda n: (torch.randn(n, 5), torch.randn(n, 5)))
+        made, _ = private(
+            model, setting.data(), probe_inputs=lambda n: (torch.randn(n, 5), torch.randn(n, 5))
+        )
         assert made._unchecked is None
 
     def test_replaces_the_loader(self):
@@ -346,7 +368,13 @@ class TestProbeInputs:
     def test_examples_in_the_second_dimension(self, mode):
         """Along which dimension the examples are follows from the shapes for four and for one."""
         model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2))
-        made, _ = private(model, setting.data(), mode, batch_first=False, probe_inputs=lambda n: torch.randn(7, n, 5))
+        made, _ = private(
+            model,
+            setting.data(),
+            mode,
+            batch_first=False,
+            probe_inputs=lambda n: torch.randn(7, n, 5),
+        )
         assert made._unchecked is None
 
     def test_no_examples(self):
@@ -355,7 +383,11 @@ class TestProbeInputs:
 
 
 def bits(tensor):
-    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.detach().clone().numpy().tobytes())
+    return (
+        None
+        if tensor is None
+        else (tensor.dtype, tensor.shape, tensor.detach().clone().numpy().tobytes())
+    )
 
 
 class Watched(nn.Module):
@@ -363,7 +395,9 @@ class Watched(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.GroupNorm(2, 6), nn.Linear(6, 2))
+        self.layers = nn.Sequential(
+            nn.Linear(5, 6), nn.Dropout(0.5), nn.GroupNorm(2, 6), nn.Linear(6, 2)
+        )
         self.layers[2].eval()
         self.layers[0].weight.requires_grad_(False)
         self.register_buffer("mean", torch.randn(5))
@@ -377,13 +411,18 @@ class TestLeavesEverything:
     @pytest.mark.parametrize("refused", [False, True])
     def test_as_it_was(self, mode, refused, monkeypatch):
         """Parameters, buffers, gradients, training flags and random numbers, bit for bit; also if it refuses."""
-        model, seen, check = Watched(), [], engine.check_gradients
+        model, seen, check = Watched(), [], privacy_engine.check_gradients
 
         def everything():
             return {
-                "tensors": {n: (id(t), bits(t)) for n, t in [*model.named_parameters(), *model.named_buffers()]},
+                "tensors": {
+                    n: (id(t), bits(t))
+                    for n, t in [*model.named_parameters(), *model.named_buffers()]
+                },
                 "grad": {n: (id(p.grad), bits(p.grad)) for n, p in model.named_parameters()},
-                "grad_sample": {n: getattr(p, "grad_sample", None) for n, p in model.named_parameters()},
+                "grad_sample": {
+                    n: getattr(p, "grad_sample", None) for n, p in model.named_parameters()
+                },
                 "training": {n: m.training for n, m in model.named_modules()},
                 "flags": {n: p.requires_grad for n, p in model.named_parameters()},
                 "random": bits(torch.get_rng_state()),
@@ -397,7 +436,7 @@ class TestLeavesEverything:
             finally:
                 seen.append(everything())
 
-        monkeypatch.setattr(engine, "check_gradients", watched)
+        monkeypatch.setattr(privacy_engine, "check_gradients", watched)
         if refused:
             monkeypatch.setattr("antiphase.torch.gradient_check.TOLERANCE", -1.0)
             with pytest.raises(PerExampleGradientError, match="layers"):
@@ -412,6 +451,8 @@ class TestLeavesEverything:
         weights = []
         for probe in (True, False):
             torch.manual_seed(0)
-            training = setting.Training(model=copy.deepcopy(setting.small_model()), mode=mode, probe=probe)
+            training = setting.Training(
+                model=copy.deepcopy(setting.small_model()), mode=mode, probe=probe
+            )
             weights.append(training.run().weights())
         assert torch.equal(*weights)

@@ -39,7 +39,9 @@ def test_a_wrong_gradient_is_refused_by_name(mode, monkeypatch):
         return {**found, "2.weight": found["2.weight"] * 1.01}, norms
 
     monkeypatch.setattr(gradient_check, "_computed", changed)
-    with pytest.raises(PerExampleGradientError, match=r"2\.weight.*differs from that of a batch of one"):
+    with pytest.raises(
+        PerExampleGradientError, match=r"2\.weight.*differs from that of a batch of one"
+    ):
         Training(mode=mode)
 
 
@@ -87,7 +89,9 @@ def test_a_check_that_cannot_be_made_is_warned_about_and_stated(mode):
 
     with pytest.warns(AntiphaseWarning, match="the gradient check was not made.*probe_inputs"):
         training = Training(model=TwoInputs(), mode=mode)
-    assert "gradient check was not made (the model could not be called" in str(training.engine.statement())
+    assert "gradient check was not made (the model could not be called" in str(
+        training.engine.statement()
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", AntiphaseWarning)
         inputs = lambda n: (torch.rand(n, 5), {"shift": torch.zeros(n, 2)})  # noqa: E731

@@ -41,9 +41,13 @@ def test_norms_of_products_are_upper_bounds_where_tokens_cancel(tokens):
     for scale, remainder in itertools.product((1e-2, 1.0, 1e5), (1.0, 1e-2, 1e-4, 1e-6, 0.0)):
         products = cancelling(6, tokens, 20, 30, scale, remainder)
         bound = products.bound()
-        assert bool((bound.norm >= true_gradients(products).flatten(1).norm(dim=1) * (1 - 3e-5)).all())
+        assert bool(
+            (bound.norm >= true_gradients(products).flatten(1).norm(dim=1) * (1 - 3e-5)).all()
+        )
         if tokens > 1:
-            size = (products.outputs.double().norm(dim=2) * products.inputs.double().norm(dim=2)).sum(dim=1)
+            size = (
+                products.outputs.double().norm(dim=2) * products.inputs.double().norm(dim=2)
+            ).sum(dim=1)
             assert bool((bound.least >= size / CANCELLATION).all())
             assert bool((bound.norm >= 1e-3 * size).all()), "the error of inner products is added"
 
@@ -58,7 +62,9 @@ def test_lookups_that_cancel_are_limited():
     """What is left of +g and −g on one row is rounding; an example is clipped by a part of Σ‖g‖ at least."""
     g = normal(3, 1, 5).repeat(1, 4, 1) * torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]
     bound = Lookups(torch.full((3, 4), 2), g).bound()
-    assert bool((bound.least >= g.double().norm(dim=2).sum(dim=1) / CANCELLATION * (1 - 1e-9)).all())
+    assert bool(
+        (bound.least >= g.double().norm(dim=2).sum(dim=1) / CANCELLATION * (1 - 1e-9)).all()
+    )
 
 
 @pytest.mark.parametrize("opposite", [False, True])
@@ -68,9 +74,13 @@ def test_the_bound_of_two_uses_is_one_of_their_sum(opposite):
     products = Products(normal(5, 1, 7), normal(5, 1, 6, seed=1))
     lookups = Lookups(indices, normal(5, 4, 6, seed=2))
     if not opposite:  # both uses in the same direction
-        lookups = Lookups(torch.arange(7).expand(5, -1), products.outputs[:, 0, :, None] * products.inputs)
+        lookups = Lookups(
+            torch.arange(7).expand(5, -1), products.outputs[:, 0, :, None] * products.inputs
+        )
     whole = true_gradients(products) + lookups.dense_in(torch.Size([7, 6]))
-    assert bool((bound_of([products, lookups]).norm >= whole.flatten(1).norm(dim=1) * (1 - 1e-5)).all())
+    assert bool(
+        (bound_of([products, lookups]).norm >= whole.flatten(1).norm(dim=1) * (1 - 1e-5)).all()
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -78,10 +88,15 @@ def test_products_of_examples_that_are_not_finite_add_nothing(tokens):
     """Row 37: masked, so that all others are where they were."""
     g, a = normal(4, tokens, 3), normal(4, tokens, 5, seed=1)
     g[2, 0, 0] = torch.nan
-    kept, factors = torch.tensor([True, True, False, True]), torch.tensor([1.0, 0.5, torch.nan, 0.25]).double()
+    kept, factors = (
+        torch.tensor([True, True, False, True]),
+        torch.tensor([1.0, 0.5, torch.nan, 0.25]).double(),
+    )
     total = torch.zeros(3, 5, dtype=torch.float64)
     Products(g, a).add(total, factors, kept, 2)
-    expected = sum(f * true_gradients(Products(g[[i]], a[[i]]))[0] for i, f in ((0, 1.0), (1, 0.5), (3, 0.25)))
+    expected = sum(
+        f * true_gradients(Products(g[[i]], a[[i]]))[0] for i, f in ((0, 1.0), (1, 0.5), (3, 0.25))
+    )
     torch.testing.assert_close(total, expected, atol=1e-6, rtol=1e-6)
 
 
@@ -131,7 +146,10 @@ def test_the_product_of_an_example_has_the_same_bits_wherever_it_is(shape, token
 
 
 def test_merged_terms_have_the_same_gradient():
-    rows, products = Rows(normal(3, 4, 5)), Products(normal(3, 2, 4, seed=1), normal(3, 2, 5, seed=2))
+    rows, products = (
+        Rows(normal(3, 4, 5)),
+        Products(normal(3, 2, 4, seed=1), normal(3, 2, 5, seed=2)),
+    )
     lookups = Lookups(torch.tensor([[0, 1], [1, 1], [3, 0]]), normal(3, 2, 5, seed=3))
     expected = rows.rows.double() + true_gradients(products) + lookups.dense_in(torch.Size([4, 5]))
     (found,) = merged([rows, products, lookups], torch.Size([4, 5]))
@@ -144,7 +162,9 @@ def test_buffers_of_rows_are_kept_for_one_batch_size_alone():
     for n in (3, 4, 5, 4):
         for _ in range(2):
             buffers.give_back(buffers.take(n, 6, 7, like))
-        assert [tuple(rows.shape) for kept in buffers._free.values() for rows in kept] == [(n, 6, 7)]
+        assert [tuple(rows.shape) for kept in buffers._free.values() for rows in kept] == [
+            (n, 6, 7)
+        ]
     assert buffers.take(4, 6, 7, like) is not buffers.take(4, 6, 7, like)
     other = buffers.take(4, 6, 7, like.double())
     assert other.dtype is torch.float64

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import antiphase as ap
 from antiphase.errors import HorizonError
 from antiphase.torch import PrivacyEngine, sampler_for
-from antiphase.torch import engine as private_engine
+from antiphase.torch import privacy_engine as private_engine
 from antiphase.torch.huggingface import PrivateTrainer
 from antiphase.torch.lightning import PrivacyCallback
 from antiphase.torch.release import row_of
@@ -29,12 +29,21 @@ def engine_for(mechanism="dp-mf"):
 
 def amplified():
     """For cyclic Poisson samples, over as many steps as there are here."""
-    f = ap.design("toeplitz", steps=EPOCHS * SIZE // BATCH, bands=2, participation=ap.min_separation(3, apart=2))
-    return ap.calibrate(f, noise_multiplier=1.0, delta=1e-5, sampler="cyclic-poisson", sampling_rate=1 / 3)
+    f = ap.design(
+        "toeplitz",
+        steps=EPOCHS * SIZE // BATCH,
+        bands=2,
+        participation=ap.min_separation(3, apart=2),
+    )
+    return ap.calibrate(
+        f, noise_multiplier=1.0, delta=1e-5, sampler="cyclic-poisson", sampling_rate=1 / 3
+    )
 
 
 def moved(before, after):
-    return any(not torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True))
+    return any(
+        not torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True)
+    )
 
 
 def check_first_step(engine, before, after, loss_of, clip=CLIP):
@@ -56,13 +65,18 @@ def check_first_step(engine, before, after, loss_of, clip=CLIP):
 
 class TestMissing:
     @pytest.mark.parametrize(
-        ("module", "extra"), [("lightning", "antiphase[lightning]"), ("huggingface", "antiphase[huggingface]")]
+        ("module", "extra"),
+        [("lightning", "antiphase[lightning]"), ("huggingface", "antiphase[huggingface]")],
     )
     def test_it_says_what_to_install(self, module, extra, monkeypatch):
         found = __import__(f"antiphase.torch.{module}", fromlist=["MISSING"])
         monkeypatch.setattr(found, "_installed", (), raising=False)
         monkeypatch.setattr(found, "_Trainer", object, raising=False)
-        make = (lambda: PrivacyCallback(max_grad_norm=1.0)) if module == "lightning" else PrivateTrainer
+        make = (
+            (lambda: PrivacyCallback(max_grad_norm=1.0))
+            if module == "lightning"
+            else PrivateTrainer
+        )
         with pytest.raises(ImportError) as error:
             make(**({} if module == "lightning" else {"privacy": {}}))
         assert extra in str(error.value)
@@ -122,7 +136,9 @@ class TestLightning:
         assert engine.plan.steps == trainer.global_step == EPOCHS * SIZE // BATCH
         assert engine.remaining_steps == 0
         assert 3.9 < engine.get_epsilon(1e-5) <= 4.0
-        assert float(trainer.callback_metrics["epsilon"]) == pytest.approx(engine.get_epsilon(1e-5), rel=1e-6)
+        assert float(trainer.callback_metrics["epsilon"]) == pytest.approx(
+            engine.get_epsilon(1e-5), rel=1e-6
+        )
         assert (engine._release.ledger.count == EPOCHS).all()
         assert moved(before, module)
         assert not hasattr(module.net[0].weight, "grad_sample")  # no hook is left
@@ -165,8 +181,12 @@ class TestLightning:
         callback = PrivacyCallback(engine_for(), **TARGET)
         module = lit_module(pl, interval)
         lit_trainer(pl, [callback]).fit(module, lit_loader())
-        assert callback.engine.plan.workload == ap.Workload.sgd(6, learning_rates=RATE * np.asarray(rates))
-        assert callback.optimizer.param_groups[0]["lr"] == pytest.approx(RATE * 0.5 ** (6 if interval == "step" else 2))
+        assert callback.engine.plan.workload == ap.Workload.sgd(
+            6, learning_rates=RATE * np.asarray(rates)
+        )
+        assert callback.optimizer.param_groups[0]["lr"] == pytest.approx(
+            RATE * 0.5 ** (6 if interval == "step" else 2)
+        )
 
     @pytest.mark.parametrize(
         ("options", "reason"),
@@ -190,7 +210,9 @@ class TestLightning:
         with pytest.raises(ValueError, match="2 optimizers"):
             lit_trainer(pl, [PrivacyCallback(engine_for(), **TARGET)]).fit(module, lit_loader())
         with pytest.raises(ValueError, match="one torch DataLoader"):
-            lit_trainer(pl, [PrivacyCallback(engine_for(), **TARGET)]).fit(lit_module(pl), [lit_loader(), lit_loader()])
+            lit_trainer(pl, [PrivacyCallback(engine_for(), **TARGET)]).fit(
+                lit_module(pl), [lit_loader(), lit_loader()]
+            )
 
     @pytest.mark.parametrize("stop", [1, 3, 4, 6])
     def test_a_checkpoint_of_lightnings_goes_on_bit_for_bit(self, pl, tmp_path, stop):
@@ -245,7 +267,9 @@ class TestLightning:
     @pytest.mark.parametrize("sampled", [True, False])
     def test_an_amplified_mechanism_takes_its_own_batches_alone(self, pl, sampled):
         m = amplified()
-        callback = PrivacyCallback(PrivacyEngine(mechanism=m), max_grad_norm=1.0, noise_multiplier=m.noise_multiplier)
+        callback = PrivacyCallback(
+            PrivacyEngine(mechanism=m), max_grad_norm=1.0, noise_multiplier=m.noise_multiplier
+        )
         module, trainer = lit_module(pl), lit_trainer(pl, [callback])
         if sampled:
             trainer.fit(module, DataLoader(setting.data(SIZE), batch_sampler=sampler_for(m, SIZE)))
@@ -276,7 +300,13 @@ def sentences(causal=False):
     made = []
     for i in range(SIZE):
         ids = torch.randint(1, 20, (3 + i % 4,), generator=generator).tolist()
-        made.append({"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids if causal else ids[0] % 2})
+        made.append(
+            {
+                "input_ids": ids,
+                "attention_mask": [1] * len(ids),
+                "labels": ids if causal else ids[0] % 2,
+            }
+        )
     return made
 
 
@@ -286,7 +316,9 @@ def padded(examples):
     return {
         name: torch.tensor(
             [
-                e[name] + [fill[name]] * (longest - len(e[name])) if isinstance(e[name], list) else e[name]
+                e[name] + [fill[name]] * (longest - len(e[name]))
+                if isinstance(e[name], list)
+                else e[name]
                 for e in examples
             ]
         )
@@ -305,17 +337,26 @@ def bert(hf):
 def gpt(hf):
     torch.manual_seed(0)
     drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, **drop))
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, **drop)
+    )
 
 
-def hf_trainer(hf, folder, model, engine=None, privacy=TARGET, callbacks=None, dataset=None, **options):
+def hf_trainer(
+    hf, folder, model, engine=None, privacy=TARGET, callbacks=None, dataset=None, **options
+):
     common = {
         "output_dir": str(folder),
         "per_device_train_batch_size": BATCH,
         "num_train_epochs": EPOCHS,
         "optim": "sgd",
     }
-    common |= {"learning_rate": RATE, "lr_scheduler_type": "constant", "max_grad_norm": 0, "use_cpu": True}
+    common |= {
+        "learning_rate": RATE,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0,
+        "use_cpu": True,
+    }
     common |= {"report_to": [], "disable_tqdm": True, "save_strategy": "no"}
     return PrivateTrainer(
         model=model,
@@ -349,7 +390,9 @@ class TestHuggingFace:
         """The Trainer makes batches of its own."""
         m = amplified()
         privacy = {"max_grad_norm": 1.0, "noise_multiplier": m.noise_multiplier}
-        trainer = hf_trainer(hf, tmp_path, bert(hf), engine=PrivacyEngine(mechanism=m), privacy=privacy)
+        trainer = hf_trainer(
+            hf, tmp_path, bert(hf), engine=PrivacyEngine(mechanism=m), privacy=privacy
+        )
         with pytest.raises(ValueError, match="come about in another way"):
             trainer.train()
 
@@ -379,12 +422,17 @@ class TestHuggingFace:
         privacy = {"max_grad_norm": clip, "noise_multiplier": 0.1 / clip}
         trainer = hf_trainer(hf, tmp_path, model, privacy=privacy, dataset=data, max_steps=1)
         trainer.train()
-        check_first_step(trainer.engine, before, model, lambda m, i: m(**padded([data[i]])).loss, clip)
+        check_first_step(
+            trainer.engine, before, model, lambda m, i: m(**padded([data[i]])).loss, clip
+        )
 
     def test_accumulation(self, hf, tmp_path):
         """Two batches of 4 are one of 8: not divided, not clipped elsewhere."""
         weights = []
-        for options in ({}, {"per_device_train_batch_size": BATCH // 2, "gradient_accumulation_steps": 2}):
+        for options in (
+            {},
+            {"per_device_train_batch_size": BATCH // 2, "gradient_accumulation_steps": 2},
+        ):
             model = bert(hf)
             trainer = hf_trainer(hf, tmp_path, model, engine_for(), **options)
             trainer.get_train_dataloader()
@@ -444,9 +492,17 @@ class TestHuggingFace:
 # ---- Per-example gradients of models of transformers -------------------------------------------------------
 
 LENGTH, VOCABULARY, CLASSES = 7, 40, 3
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+}
 DROP = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-ADAPTED = {"gpt2": ["c_attn", "c_proj", "c_fc"], "llama": ["q_proj", "v_proj", "down_proj"]}  # GPT-2's are Conv1D
+ADAPTED = {
+    "gpt2": ["c_attn", "c_proj", "c_fc"],
+    "llama": ["q_proj", "v_proj", "down_proj"],
+}  # GPT-2's are Conv1D
 ADAPTED |= {"bert": ["query", "value", "dense"], "vit": "all-linear"}
 
 
@@ -454,13 +510,29 @@ def transformer(hf, kind, lora=False):
     """With random weights, and dropout."""
     torch.manual_seed(0)
     if kind == "gpt2":
-        sizes = {"vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 4}
-        model = hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))  # dropout is 0.1
+        sizes = {
+            "vocab_size": VOCABULARY,
+            "n_positions": 16,
+            "n_embd": 16,
+            "n_layer": 2,
+            "n_head": 4,
+        }
+        model = hf.GPT2LMHeadModel(
+            hf.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+        )  # dropout is 0.1
     elif kind == "llama":
-        sizes = SMALL | {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "max_position_embeddings": 16}
+        sizes = SMALL | {
+            "vocab_size": VOCABULARY,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 16,
+        }
         model = hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, attention_dropout=0.1))
     elif kind == "bert":
-        sizes = SMALL | {"vocab_size": VOCABULARY, "max_position_embeddings": 16, "num_labels": CLASSES}
+        sizes = SMALL | {
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 16,
+            "num_labels": CLASSES,
+        }
         model = hf.BertForSequenceClassification(hf.BertConfig(**sizes, **DROP))
     else:
         sizes = SMALL | {"image_size": 8, "patch_size": 4, "num_labels": CLASSES}
@@ -468,7 +540,12 @@ def transformer(hf, kind, lora=False):
     if not lora:
         return model
     peft = pytest.importorskip("peft", reason="needs the extra antiphase[huggingface]")
-    options = {"r": 2, "lora_dropout": 0.1, "target_modules": ADAPTED[kind], "fan_in_fan_out": kind == "gpt2"}
+    options = {
+        "r": 2,
+        "lora_dropout": 0.1,
+        "target_modules": ADAPTED[kind],
+        "fan_in_fan_out": kind == "gpt2",
+    }
     adapted = peft.get_peft_model(model, peft.LoraConfig(**options))
     for name, p in adapted.named_parameters():
         if "lora_B" in name:
@@ -485,7 +562,10 @@ def transformer_data(kind, size=SIZE):
         else:
             mask = torch.ones(LENGTH, dtype=torch.long)
             mask[LENGTH - i % 3 :] = 0
-            inputs = {"input_ids": torch.randint(VOCABULARY, (LENGTH,), generator=generator), "attention_mask": mask}
+            inputs = {
+                "input_ids": torch.randint(VOCABULARY, (LENGTH,), generator=generator),
+                "attention_mask": mask,
+            }
         labels = inputs["input_ids"] if kind in ("gpt2", "llama") else torch.tensor(i % CLASSES)
         made.append({**inputs, "labels": labels})
     return made
@@ -556,7 +636,9 @@ class TestTransformers:
         with made[0].recorder.always_on():
             self.backward(made, mode, batch)
         made[1].gather()
-        found = {name: p.summed_grad.double() for name, p in model.named_parameters() if p.requires_grad}
+        found = {
+            name: p.summed_grad.double() for name, p in model.named_parameters() if p.requires_grad
+        }
         made[0].disable_hooks()
         exact = transformer(hf, kind, lora)
         exact.load_state_dict(model.state_dict())
@@ -564,12 +646,16 @@ class TestTransformers:
         trained = {name: p for name, p in exact.named_parameters() if p.requires_grad}
         sums = {name: torch.zeros_like(p) for name, p in trained.items()}
         for i in range(BATCH):
-            one = {n: t[i : i + 1].double() if t.is_floating_point() else t[i : i + 1] for n, t in batch.items()}
+            one = {
+                n: t[i : i + 1].double() if t.is_floating_point() else t[i : i + 1]
+                for n, t in batch.items()
+            }
             labels = one.pop("labels")
             loss = example_losses(exact(**one).logits, labels).sum()
             gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
             gradients = [
-                torch.zeros_like(p) if g is None else g for p, g in zip(trained.values(), gradients, strict=True)
+                torch.zeros_like(p) if g is None else g
+                for p, g in zip(trained.values(), gradients, strict=True)
             ]
             norm = torch.sqrt(sum((g**2).sum() for g in gradients))
             for name, g in zip(trained, gradients, strict=True):

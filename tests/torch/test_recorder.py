@@ -17,13 +17,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.issue(21)]
 
 
 def wrap(model, **options):
-    return recorded(model, "ghost", **{"batch_first": True, "loss_reduction": "mean", "wrap_model": True} | options)
+    return recorded(
+        model,
+        "ghost",
+        **{"batch_first": True, "loss_reduction": "mean", "wrap_model": True} | options,
+    )
 
 
 def losses(output, dim=0):
     """A loss that is not linear, of each example."""
     output = output.movedim(dim, 0).flatten(1)
-    return (output * torch.linspace(0.5, 1.5, output.shape[1])).tanh().sum(1) + output.square().mean(1)
+    return (output * torch.linspace(0.5, 1.5, output.shape[1])).tanh().sum(
+        1
+    ) + output.square().mean(1)
 
 
 def assert_same_as_batches_of_one(model, inputs, dim=0, **options):
@@ -40,7 +46,9 @@ def assert_same_as_batches_of_one(model, inputs, dim=0, **options):
         for (name, p), gradient in zip(trained.items(), truth, strict=True):
             own = found[name][i] if name in found else torch.zeros_like(p)
             expected = torch.zeros_like(p) if gradient is None else gradient
-            torch.testing.assert_close(own, expected, atol=1e-5 * float(expected.norm() + 1e-6), rtol=1e-5, msg=name)
+            torch.testing.assert_close(
+                own, expected, atol=1e-5 * float(expected.norm() + 1e-6), rtol=1e-5, msg=name
+            )
 
 
 # Tokens, width, heads, three of each: batches that have as many examples.
@@ -58,7 +66,10 @@ class TimeFirst(nn.Module):
     def __init__(self):
         super().__init__()
         self.tokens, self.norm = nn.Embedding(zoo.TOKENS, zoo.WIDTH), nn.LayerNorm(zoo.WIDTH)
-        self.linear, self.scale = nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.Parameter(torch.randn(zoo.LENGTH, 1))
+        self.linear, self.scale = (
+            nn.Linear(zoo.WIDTH, zoo.WIDTH),
+            nn.Parameter(torch.randn(zoo.LENGTH, 1)),
+        )
         self.head = nn.Linear(zoo.LENGTH, 3)
 
     def forward(self, ids):
@@ -74,7 +85,9 @@ def test_time_before_examples(size):
     wrapped = wrap(model, batch_first=False)
     found = per_example_gradients(wrapped, losses(wrapped(ids)))
     for i in range(size):
-        truth = torch.autograd.grad(losses(model(ids[:, i : i + 1])).sum(), list(model.parameters()))
+        truth = torch.autograd.grad(
+            losses(model(ids[:, i : i + 1])).sum(), list(model.parameters())
+        )
         for (name, _), expected in zip(model.named_parameters(), truth, strict=True):
             torch.testing.assert_close(found[name][i], expected, atol=1e-8, rtol=1e-5, msg=name)
 
@@ -151,7 +164,10 @@ def test_functions(name, size):
 
 def assert_adds_up(model, inputs, plain):
     """In train mode: gradients of examples add up to that of the batch, which ``plain`` computes with the same luck."""
-    model, inputs = model.double().train(), inputs.double() if inputs.is_floating_point() else inputs
+    model, inputs = (
+        model.double().train(),
+        inputs.double() if inputs.is_floating_point() else inputs,
+    )
     wrapped = wrap(model)
     torch.manual_seed(1)
     found = per_example_gradients(wrapped, losses(wrapped(inputs)))
@@ -170,10 +186,14 @@ def test_dropout_is_that_of_the_forward_pass(name):
 def test_attention_with_dropout_and_a_bias():
     """A function that takes data, parameters and random numbers together is written out."""
     model = Custom(lambda x, w: F.scaled_dot_product_attention(x, x, x, attn_mask=w, dropout_p=0.5))
-    assert_adds_up(model, torch.randn(6, 4, 4), lambda x: layer_rules._attention(x, x, x, model.weight, 0.5))
+    assert_adds_up(
+        model, torch.randn(6, 4, 4), lambda x: layer_rules._attention(x, x, x, model.weight, 0.5)
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"enable_gqa": True}, {"attn_mask": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"scale": 0.3}, {"enable_gqa": True}, {"attn_mask": 1}]
+)
 def test_attention_written_out(options):
     """The same as torch's, where no row is masked as a whole and where one is."""
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
@@ -182,7 +202,9 @@ def test_attention_written_out(options):
     masks = [torch.randn(5, 5), torch.rand(5, 5) > 0.5, torch.arange(5)[:, None].expand(5, 5) > 0]
     for mask in masks if "attn_mask" in options else [None]:
         found = layer_rules._attention(q, k, v, **options | {"attn_mask": mask})
-        torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, **options | {"attn_mask": mask}))
+        torch.testing.assert_close(
+            found, F.scaled_dot_product_attention(q, k, v, **options | {"attn_mask": mask})
+        )
 
 
 REFUSED = {
@@ -228,7 +250,9 @@ def test_a_copy_records_nothing_of_the_original():
     again = copy.deepcopy(wrapped)
     found = per_example_gradients(again, losses(again(data.tensors[0])))
     assert not wrapped.recorder.terms
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True)
+    )
     assert set(found) == {name for name, _ in model.named_parameters()}
 
 

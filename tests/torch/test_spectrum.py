@@ -23,7 +23,10 @@ def flat(net):
 
     def rebuilt(vector):
         parts = torch.split(vector, sizes)
-        return {name: part.reshape(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
+        return {
+            name: part.reshape(p.shape)
+            for (name, p), part in zip(named.items(), parts, strict=True)
+        }
 
     return torch.cat([p.reshape(-1) for p in named.values()]), rebuilt
 
@@ -64,7 +67,10 @@ def test_spectral_moments_within_sampling_error():
     """``Σ weight·value^p`` is the trace of ``G^p``: a mean over probes, within four of its standard errors."""
     parts = setting()
     exact = np.linalg.eigvalsh(dense(*parts, "gauss-newton"))
-    trials = [spectrum(*parts, count=12, probes=1, seed=seed, matrix="gauss-newton") for seed in range(200)]
+    trials = [
+        spectrum(*parts, count=12, probes=1, seed=seed, matrix="gauss-newton")
+        for seed in range(200)
+    ]
     for power in (1, 2, 3):
         moments = [float(t.weights @ t.values**power) for t in trials]
         error = np.std(moments, ddof=1) / np.sqrt(len(moments))
@@ -76,7 +82,15 @@ def test_all_eigenvalues_where_there_are_steps_enough():
     net = nn.Linear(3, 1, bias=False).double()
     nn.init.zeros_(net.weight)
     inputs = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
-    found = spectrum(net, nn.MSELoss(), inputs, torch.zeros(3, 1, dtype=torch.float64), count=50, probes=1, seed=0)
+    found = spectrum(
+        net,
+        nn.MSELoss(),
+        inputs,
+        torch.zeros(3, 1, dtype=torch.float64),
+        count=50,
+        probes=1,
+        seed=0,
+    )
     np.testing.assert_allclose(np.sort(found.values), np.array([1.0, 4.0, 9.0]) * 2 / 3, rtol=1e-9)
 
 
@@ -104,9 +118,13 @@ def test_nothing_else_is_touched_and_the_seed_decides():
     net, loss, inputs, targets = setting()
     before = [p.clone() for p in net.parameters()]
     state = torch.random.get_rng_state()
-    first, again, other = (spectrum(net, loss, inputs, targets, count=6, probes=2, seed=s) for s in (1, 1, 2))
+    first, again, other = (
+        spectrum(net, loss, inputs, targets, count=6, probes=2, seed=s) for s in (1, 1, 2)
+    )
     assert torch.equal(state, torch.random.get_rng_state())
-    assert all(torch.equal(p, q) and p.grad is None for p, q in zip(net.parameters(), before, strict=True))
+    assert all(
+        torch.equal(p, q) and p.grad is None for p, q in zip(net.parameters(), before, strict=True)
+    )
     np.testing.assert_array_equal(first.values, again.values)
     assert not np.array_equal(first.values, other.values)
 

@@ -24,7 +24,9 @@ def dataset(size=400):
 
 
 DIGITS = dataset()
-RECIPE = Recipe(epochs=2, batch_size=40, learning_rate=0.5, epsilon=8.0, delta=1e-5, mechanism="dp-mf")
+RECIPE = Recipe(
+    epochs=2, batch_size=40, learning_rate=0.5, epsilon=8.0, delta=1e-5, mechanism="dp-mf"
+)
 
 
 def recipe(**other):
@@ -32,7 +34,9 @@ def recipe(**other):
 
 
 def same(a, b):
-    return a.weights.keys() == b.weights.keys() and all(torch.equal(a.weights[k], b.weights[k]) for k in a.weights)
+    return a.weights.keys() == b.weights.keys() and all(
+        torch.equal(a.weights[k], b.weights[k]) for k in a.weights
+    )
 
 
 class Stop(Exception):
@@ -70,7 +74,11 @@ def test_insecure_noise_repeats_and_the_statement_says_so(mechanism):
 
 
 def test_global_generators_and_threads_are_left_alone():
-    threads, state, numpy_state = torch.get_num_threads(), torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    threads, state, numpy_state = (
+        torch.get_num_threads(),
+        torch.get_rng_state(),
+        np.random.get_state()[1].copy(),  # noqa: NPY002
+    )
     train(recipe(model="mlp"), DIGITS, seed=1)
     assert torch.equal(state, torch.get_rng_state())
     assert (numpy_state == np.random.get_state()[1]).all()  # noqa: NPY002
@@ -82,7 +90,12 @@ def test_global_generators_and_threads_are_left_alone():
 
 def test_an_outcome_tells_what_was_promised_and_reached():
     seen = []
-    made = train(RECIPE, DIGITS, evaluate=5, progress=lambda step, steps, latest: seen.append((step, steps, latest)))
+    made = train(
+        RECIPE,
+        DIGITS,
+        evaluate=5,
+        progress=lambda step, steps, latest: seen.append((step, steps, latest)),
+    )
     assert made.steps == 20
     assert [step for step, _, _ in made.curve] == [5, 10, 15, 20]
     assert made.curve[-1][1:] == (made.accuracy, made.loss)
@@ -118,7 +131,15 @@ def test_divergence_is_an_outcome_not_a_crash(mechanism):
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_every_model_learns_digits(name, mode):
     made = train(
-        recipe(model=name, epochs=4, learning_rate=0.5, momentum=0.5, epsilon=50.0, grad_sample_mode=mode), DIGITS
+        recipe(
+            model=name,
+            epochs=4,
+            learning_rate=0.5,
+            momentum=0.5,
+            epsilon=50.0,
+            grad_sample_mode=mode,
+        ),
+        DIGITS,
     )
     assert made.accuracy > 0.5, made.accuracy
 
@@ -164,21 +185,32 @@ def test_generators_of_torch_have_their_whole_state_from_the_key():
     made = torch_generator(Key.insecure(1), "noise")
     words = made.get_state().numpy()[24 : 24 + 8 * 624].view(np.uint64)
     twister = np.random.MT19937()
-    twister.state = {"bit_generator": "MT19937", "state": {"key": words.astype(np.uint32), "pos": 624}}
+    twister.state = {
+        "bit_generator": "MT19937",
+        "state": {"key": words.astype(np.uint32), "pos": 624},
+    }
     expected = (twister.random_raw(2000) & 0xFFFFFF) / 2**24
     assert np.array_equal(torch.rand(2000, generator=made).numpy(), expected.astype(np.float32))
-    chained = (1812433253 * (words[:-1] ^ words[:-1] >> 30) + np.arange(1, 624, dtype=np.uint64)) % 2**32
-    assert not (words[1:] == chained).any(), "as after manual_seed, which makes all words of 32 bits"
+    chained = (
+        1812433253 * (words[:-1] ^ words[:-1] >> 30) + np.arange(1, 624, dtype=np.uint64)
+    ) % 2**32
+    assert not (words[1:] == chained).any(), (
+        "as after manual_seed, which makes all words of 32 bits"
+    )
     assert len(np.unique(words)) > 600
     first = [torch.rand(3, generator=torch_generator(Key.generate(), "noise")) for _ in range(2)]
     assert not torch.equal(*first)
-    assert not torch.equal(first[0], torch.rand(3, generator=torch_generator(Key.insecure(1), "samples")))
+    assert not torch.equal(
+        first[0], torch.rand(3, generator=torch_generator(Key.insecure(1), "samples"))
+    )
 
 
 @pytest.mark.slow
 def test_neither_noise_nor_samples_of_dp_sgd_follow_the_seed(monkeypatch):
     drawn = []
-    monkeypatch.setattr(training, "_collate", lambda batch: drawn.append(batch[1].tolist()) or batch)
+    monkeypatch.setattr(
+        training, "_collate", lambda batch: drawn.append(batch[1].tolist()) or batch
+    )
     wanted = recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0)
     first = train(wanted, DIGITS, seed=1)
     again = train(wanted, DIGITS, seed=1)
@@ -194,7 +226,9 @@ def test_dp_sgd_claims_amplification_for_its_samples_alone():
     assert sampled.statement.sampler == "poisson"
     assert sampled.statement.sampling_rate == 0.1
     assert "no cryptographic generator" in sampled.statement.noise_source
-    ordered = train(recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0, poisson=False), DIGITS)
+    ordered = train(
+        recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0, poisson=False), DIGITS
+    )
     assert ordered.statement.sampler == "fixed-order"
     assert ordered.statement.sampling_rate is None
     assert ordered.statement.participation == "2 epochs of 10 steps"
@@ -202,7 +236,9 @@ def test_dp_sgd_claims_amplification_for_its_samples_alone():
 
 @pytest.mark.slow
 def test_batches_of_nobody_are_steps_too():
-    made = train(recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0, batch_size=1), dataset(30))
+    made = train(
+        recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0, batch_size=1), dataset(30)
+    )
     assert made.steps == 60
     assert made.finite
 
@@ -211,14 +247,22 @@ def test_batches_of_nobody_are_steps_too():
 
 
 def dropout(shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, classes)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["dp-mf", "dp-sgd"])
 @pytest.mark.parametrize("stop", [1, 13, 20])
 def test_a_run_goes_on_bit_for_bit(tmp_path, mechanism, stop):
-    wanted = recipe(mechanism=mechanism, poisson=False, model=f"{__name__}:dropout", momentum=0.9, schedule="cosine")
+    wanted = recipe(
+        mechanism=mechanism,
+        poisson=False,
+        model=f"{__name__}:dropout",
+        momentum=0.9,
+        schedule="cosine",
+    )
     whole = train(wanted, DIGITS, insecure_noise=1, evaluate=4)
     options = {"insecure_noise": 1, "evaluate": 4, "checkpoint": tmp_path / "run"}
     with pytest.raises(Stop):
@@ -244,7 +288,9 @@ def test_a_secret_key_is_kept_and_steps_made_again_are_the_same(tmp_path):
     assert made.statement.epsilon <= 8.0
     finished = train(RECIPE, DIGITS, checkpoint=folder, resume=True)
     assert same(made, finished)
-    assert dataclasses.replace(finished, weights={}) == dataclasses.replace(made, weights={}), "to the last second"
+    assert dataclasses.replace(finished, weights={}) == dataclasses.replace(made, weights={}), (
+        "to the last second"
+    )
     from safetensors.torch import load_file
 
     stored = load_file(folder / "model.safetensors")
@@ -270,7 +316,13 @@ def test_what_describes_a_run_is_refused_if_damaged_and_nothing_is_lost(tmp_path
         train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(4), evaluate=2)
     for name, contents in {
         "run.json": [b"", b"[]", b"{", b"\xff", b"[" * 100_000],
-        "curve.json": [b"", b"[]", b"{}", b'{"curve": [[1, 2]], "seconds": 0}', b'{"curve": [], "seconds": "x"}'],
+        "curve.json": [
+            b"",
+            b"[]",
+            b"{}",
+            b'{"curve": [[1, 2]], "seconds": 0}',
+            b'{"curve": [], "seconds": "x"}',
+        ],
     }.items():
         whole = (folder / name).read_bytes()
         for content in contents:
@@ -279,7 +331,9 @@ def test_what_describes_a_run_is_refused_if_damaged_and_nothing_is_lost(tmp_path
                 train(RECIPE, DIGITS, checkpoint=folder, resume=True)
         (folder / name).write_bytes(whole)
     (folder / "curve.json").unlink()
-    assert [step for step, *_ in train(RECIPE, DIGITS, checkpoint=folder, resume=True, evaluate=8).curve] == [8, 16, 20]
+    assert [
+        step for step, *_ in train(RECIPE, DIGITS, checkpoint=folder, resume=True, evaluate=8).curve
+    ] == [8, 16, 20]
 
 
 @pytest.mark.slow
@@ -292,10 +346,14 @@ def test_ctrl_c_saves_where_it_stands(tmp_path, raised):
     before = signal.getsignal(signal.SIGINT)
     options = {"checkpoint": tmp_path / "run", "insecure_noise": 2}
     with pytest.raises(KeyboardInterrupt):
-        train(RECIPE, DIGITS, progress=stopping(5, KeyboardInterrupt) if raised else press, **options)
+        train(
+            RECIPE, DIGITS, progress=stopping(5, KeyboardInterrupt) if raised else press, **options
+        )
     assert signal.getsignal(signal.SIGINT) is before
     steps = []
-    again = train(RECIPE, DIGITS, resume=True, progress=lambda step, *_: steps.append(step), **options)
+    again = train(
+        RECIPE, DIGITS, resume=True, progress=lambda step, *_: steps.append(step), **options
+    )
     assert steps == list(range(6, 21))
     assert same(again, train(RECIPE, DIGITS, insecure_noise=2))
 
@@ -307,7 +365,9 @@ def test_another_run_is_refused_and_nothing_overwritten(tmp_path):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(FileExistsError, match="resume=True"):
         train(RECIPE, DIGITS, checkpoint=folder)
-    with pytest.raises(ValueError, match=r"epochs was 2, is 3; learning_rate was 0.5, is 0.25; seed was 0, is 1"):
+    with pytest.raises(
+        ValueError, match=r"epochs was 2, is 3; learning_rate was 0.5, is 0.25; seed was 0, is 1"
+    ):
         train(recipe(epochs=3, learning_rate=0.25), DIGITS, checkpoint=folder, resume=True, seed=1)
     with pytest.raises(ValueError, match=r"data digest was '\w+', is '\w+'\. Nothing"):
         train(RECIPE, dataset(300), checkpoint=folder, resume=True)

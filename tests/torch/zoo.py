@@ -21,11 +21,19 @@ def example_model(name):
     """The model of a script in examples/, made as the script makes it; nothing else of the script is run."""
     tree = ast.parse((EXAMPLES / name).read_text(encoding="utf-8"))
     made = next(
-        n.value for n in ast.walk(tree) if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "model"
+        n.value
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "model"
     )
     kept = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom | ast.ClassDef)]
-    kept += [n for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]).strip("()").isupper()]
-    module = sys.modules.setdefault(f"example_{Path(name).stem}", types.ModuleType(f"example_{Path(name).stem}"))
+    kept += [
+        n
+        for n in tree.body
+        if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]).strip("()").isupper()
+    ]
+    module = sys.modules.setdefault(
+        f"example_{Path(name).stem}", types.ModuleType(f"example_{Path(name).stem}")
+    )
     names = vars(module)  # a module, for Opacus copies models by pickling
     exec(compile(ast.Module(kept, []), name, "exec"), names)  # noqa: S102
     if ast.unparse(made.func) == "DPDDP":
@@ -58,7 +66,9 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(TOKENS, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.first, self.second, self.norm = Attention(), Attention(), nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 12), nn.GELU(), nn.Dropout(0.1), nn.Linear(12, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 12), nn.GELU(), nn.Dropout(0.1), nn.Linear(12, WIDTH)
+        )
         self.head = nn.Linear(WIDTH, TOKENS, bias=False)
         if tied:
             self.head.weight = self.tokens.weight
@@ -75,20 +85,33 @@ class Sdpa(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.tokens, self.scale = nn.Embedding(TOKENS, WIDTH), nn.Parameter(1 + 0.1 * torch.randn(WIDTH))
-        self.q, self.k, self.v = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH // 2), nn.Linear(WIDTH, WIDTH // 2)
+        self.tokens, self.scale = (
+            nn.Embedding(TOKENS, WIDTH),
+            nn.Parameter(1 + 0.1 * torch.randn(WIDTH)),
+        )
+        self.q, self.k, self.v = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, WIDTH // 2),
+            nn.Linear(WIDTH, WIDTH // 2),
+        )
         self.head = nn.Linear(WIDTH, 3)
 
     def forward(self, ids):
         n, t = ids.shape
         x = self.tokens(ids)
         x = self.scale * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
-        q, k, v = (f(x).view(n, t, -1, WIDTH // HEADS).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k, v = (
+            f(x).view(n, t, -1, WIDTH // HEADS).transpose(1, 2) for f in (self.q, self.k, self.v)
+        )
         angles = torch.arange(t, dtype=x.dtype)[:, None] / torch.tensor([1.0, 10.0], dtype=x.dtype)
         cos, sin = torch.cat([angles, angles], -1).cos(), torch.cat([angles, angles], -1).sin()
         q, k = (y * cos + torch.cat((-y[..., 2:], y[..., :2]), -1) * sin for y in (q, k))
         k, v = (y[:, :, None].expand(n, 1, 2, t, -1).reshape(n, 2, t, -1) for y in (k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(n, t, WIDTH)
+        y = (
+            F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .reshape(n, t, WIDTH)
+        )
         last = (ids != 0).sum(1).clamp(min=1) - 1
         return self.head(y[torch.arange(n), last])
 
@@ -103,7 +126,9 @@ class RelativeBias(nn.Module):
 
     def forward(self, ids):
         n, t = ids.shape
-        q, k, v = (y.view(n, t, HEADS, -1).transpose(1, 2) for y in self.qkv(self.tokens(ids)).chunk(3, -1))
+        q, k, v = (
+            y.view(n, t, HEADS, -1).transpose(1, 2) for y in self.qkv(self.tokens(ids)).chunk(3, -1)
+        )
         places = torch.arange(t)
         bias = self.bias(places[:, None] - places[None] + LENGTH).permute(2, 0, 1)[None]
         scores = q @ k.mT + bias.masked_fill((ids == 0)[:, None, None, :], -10.0)
@@ -116,7 +141,10 @@ class Patches(nn.Module):
     def __init__(self):
         super().__init__()
         self.patches = nn.Conv2d(3, WIDTH, 4, stride=4)
-        self.token, self.positions = nn.Parameter(torch.randn(1, 1, WIDTH)), nn.Parameter(torch.randn(1, 5, WIDTH))
+        self.token, self.positions = (
+            nn.Parameter(torch.randn(1, 1, WIDTH)),
+            nn.Parameter(torch.randn(1, 5, WIDTH)),
+        )
         self.attention, self.norm, self.head = Attention(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
 
     def forward(self, images):
@@ -128,7 +156,10 @@ class Patches(nn.Module):
 class Residual(nn.Module):
     def __init__(self, wide, out, stride):
         super().__init__()
-        self.first, self.second = nn.Conv2d(wide, out, 3, stride, 1, bias=False), nn.Conv2d(out, out, 3, 1, 1)
+        self.first, self.second = (
+            nn.Conv2d(wide, out, 3, stride, 1, bias=False),
+            nn.Conv2d(out, out, 3, 1, 1),
+        )
         self.norms = nn.ModuleList([nn.GroupNorm(2, out), nn.GroupNorm(2, out)])
         self.short = nn.Conv2d(wide, out, 1, stride) if stride > 1 else nn.Identity()
 
@@ -172,8 +203,14 @@ class OwnParameters(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(LENGTH, 1))
-        self.gate, self.shift = nn.Parameter(torch.randn(WIDTH)), nn.Parameter(torch.randn(LENGTH, WIDTH))
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(WIDTH, WIDTH)),
+            nn.Parameter(torch.randn(LENGTH, 1)),
+        )
+        self.gate, self.shift = (
+            nn.Parameter(torch.randn(WIDTH)),
+            nn.Parameter(torch.randn(LENGTH, WIDTH)),
+        )
         self.mix, self.log = nn.Parameter(torch.randn(LENGTH, LENGTH)), nn.Parameter(torch.zeros(1))
 
     def forward(self, x):
@@ -181,7 +218,9 @@ class OwnParameters(nn.Module):
         y = self.mix @ (y * torch.sigmoid(self.gate))
         y *= self.shift
         y += self.gate
-        return torch.stack([row * self.log.exp() for row in y.unbind(1)], 1) / (1 + self.gate.square())
+        return torch.stack([row * self.log.exp() for row in y.unbind(1)], 1) / (
+            1 + self.gate.square()
+        )
 
 
 def tokens(size=24, length=LENGTH, classes=3):
@@ -200,8 +239,14 @@ MODELS = {
     "examples/digits.py": (lambda: example_model("digits.py"), lambda: vectors(64)),
     "examples/resume.py": (lambda: example_model("resume.py"), lambda: vectors(64)),
     "examples/torchrun.py": (lambda: example_model("torchrun.py"), lambda: vectors(64)),
-    "examples/mnist_opacus.py": (lambda: example_model("mnist_opacus.py"), lambda: vectors(1, 28, 28)),
-    "examples/transformer_ghost.py": (lambda: example_model("transformer_ghost.py"), lambda: _few_tokens()),
+    "examples/mnist_opacus.py": (
+        lambda: example_model("mnist_opacus.py"),
+        lambda: vectors(1, 28, 28),
+    ),
+    "examples/transformer_ghost.py": (
+        lambda: example_model("transformer_ghost.py"),
+        lambda: _few_tokens(),
+    ),
     "logistic": (lambda: models.model("logistic", (1, 8, 8), 10), lambda: vectors(1, 8, 8)),
     "mlp": (lambda: models.model("mlp", (1, 8, 8), 10), lambda: vectors(1, 8, 8)),
     "cnn": (lambda: models.model("cnn", (3, 32, 32), 10), lambda: vectors(3, 32, 32)),

@@ -14,7 +14,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     run = context.run_config
     rounds, timeout = run["num-server-rounds"], run["timeout"]
-    strategy = FedAvgM(fraction_evaluate=0.0, min_available_nodes=run["min-available-nodes"], server_momentum=0.9)
+    strategy = FedAvgM(
+        fraction_evaluate=0.0, min_available_nodes=run["min-available-nodes"], server_momentum=0.9
+    )
     strategy = DifferentialPrivacyCorrelatedNoise(
         strategy, target_epsilon=8.0, target_delta=1e-5, clipping_norm=0.5, rounds=rounds, folder=run["folder"],
         num_sampled_clients=run["clients-per-round"], min_separation=run["min-separation"],

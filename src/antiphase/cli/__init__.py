@@ -1,5 +1,5 @@
 """The command line: ``antiphase design``, ``compare``, ``calibrate``, ``statement``, ``verify``, ``audit``, ``advise``,
-``train``, ``data``, ``demo``, ``reproduce``.
+``train``, ``data``, ``demo``.
 
 Exit codes: 0 done, and a claim that was looked at stands; 1 the answer is no (`verify`, `audit`); 2 could not be
 done, whatever the reason; 130 stopped by Ctrl-C. Results go to standard output, everything else to standard error.
@@ -12,8 +12,17 @@ import sys
 
 import typer
 
-from antiphase.cli import auditing, comparing, designing, promising, reproducing, training
+from antiphase.cli.audit import audit
+from antiphase.cli.calibrate import calibrate
+from antiphase.cli.compare import compare
 from antiphase.cli.console import INTERRUPTED, failures
+from antiphase.cli.data import data
+from antiphase.cli.demo import demo
+from antiphase.cli.design import design
+from antiphase.cli.recommend import advise
+from antiphase.cli.statement import statement
+from antiphase.cli.train import train
+from antiphase.cli.verify import verify
 
 app = typer.Typer(
     name="antiphase",
@@ -37,22 +46,15 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
 ) -> None:
     pass
 
 
-app.command()(designing.design)
-app.command()(comparing.compare)
-app.command()(comparing.advise)
-app.command()(promising.calibrate)
-app.command()(promising.statement)
-app.command()(promising.verify)
-app.command()(auditing.audit)
-app.command()(training.train)
-app.command()(training.data)
-app.command()(training.demo)
-app.command()(reproducing.reproduce)
+for command in (design, compare, advise, calibrate, statement, verify, audit, train, data, demo):
+    app.command()(command)
 
 
 def main() -> None:

@@ -21,12 +21,19 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
-from antiphase.amplification import ADJACENCIES, AMPLIFIED
 from antiphase.design import names
 from antiphase.errors import AntiphaseError
+from antiphase.sampling import ADJACENCIES, AMPLIFIED
 from antiphase.workload import SCHEDULES
 
 PACKAGE = Path(__file__).parents[1]
@@ -44,22 +51,40 @@ def one_of(*words: str) -> Any:
 
 
 MECHANISMS = tuple(names())
-Steps = Annotated[int, typer.Option(help="How many steps training takes.", min=1, show_default=False)]
-Epochs = Annotated[int, typer.Option(help="How often each record takes part, in a fixed order.", min=1)]
+Steps = Annotated[
+    int, typer.Option(help="How many steps training takes.", min=1, show_default=False)
+]
+Epochs = Annotated[
+    int, typer.Option(help="How often each record takes part, in a fixed order.", min=1)
+]
 Separation = Annotated[
-    int | None, typer.Option(help="Instead of a fixed order: at least so many steps between two participations.", min=1)
+    int | None,
+    typer.Option(
+        help="Instead of a fixed order: at least so many steps between two participations.", min=1
+    ),
 ]
 Momentum = Annotated[float, typer.Option(help="Momentum of SGD, below 1.", min=0.0)]
 Nesterov = Annotated[bool, typer.Option("--nesterov", help="Nesterov's form of it.")]
 Decay = Annotated[float, typer.Option(help="Weight decay of SGD.", min=0.0)]
-Rate = Annotated[float, typer.Option("--lr", "--learning-rate", help="Learning rate, the first of a schedule.")]
-Schedule = Annotated[str, typer.Option(help="Of the learning rate.", click_type=one_of(*SCHEDULES))]
-Epsilon = Annotated[float | None, typer.Option(help="Privacy budget ε of the whole training.", show_default=False)]
-Delta = Annotated[float | None, typer.Option(help="δ: well below one over the number of records.", show_default=False)]
-Multiplier = Annotated[
-    float | None, typer.Option(help="Noise over sensitivity, instead of --epsilon.", show_default=False)
+Rate = Annotated[
+    float, typer.Option("--lr", "--learning-rate", help="Learning rate, the first of a schedule.")
 ]
-Clip = Annotated[float, typer.Option("--clip", "--clip-norm", help="Norm to which each record's gradient is clipped.")]
+Schedule = Annotated[str, typer.Option(help="Of the learning rate.", click_type=one_of(*SCHEDULES))]
+Epsilon = Annotated[
+    float | None, typer.Option(help="Privacy budget ε of the whole training.", show_default=False)
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(help="δ: well below one over the number of records.", show_default=False),
+]
+Multiplier = Annotated[
+    float | None,
+    typer.Option(help="Noise over sensitivity, instead of --epsilon.", show_default=False),
+]
+Clip = Annotated[
+    float,
+    typer.Option("--clip", "--clip-norm", help="Norm to which each record's gradient is clipped."),
+]
 Adjacency = Annotated[
     str, typer.Option(help="What differs in the other data set; add-remove is for Poisson batches.",
                       click_type=one_of(*ADJACENCIES))
@@ -72,17 +97,23 @@ SamplingRate = Annotated[
     float | None, typer.Option(help="Of poisson and cyclic-poisson: a record's chance to be in a batch.",
                                show_default=False)
 ]  # fmt: skip
-Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output, and nothing else there.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print JSON to standard output, and nothing else there.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints.")]
 
 
-def optimizer(steps: int, rate: float, schedule: str, momentum: float, nesterov: bool, decay: float) -> dict[str, Any]:
+def optimizer(
+    steps: int, rate: float, schedule: str, momentum: float, nesterov: bool, decay: float
+) -> dict[str, Any]:
     """The arguments of `Workload.sgd` that these options mean."""
     if nesterov and not momentum:
         raise misused("--nesterov needs --momentum above 0")
     shape = SCHEDULES[schedule]
     return {
-        "learning_rates": rate if schedule == "constant" else [rate * shape(t / steps) for t in range(steps)],
+        "learning_rates": rate
+        if schedule == "constant"
+        else [rate * shape(t / steps) for t in range(steps)],
         "momentum": momentum,
         "nesterov": nesterov,
         "weight_decay": decay,
@@ -104,12 +135,16 @@ def participation(steps: int, epochs: int, separation: int | None) -> Any:
     return from_epochs(steps, epochs)
 
 
-def check_promise(epsilon: float | None, delta: float | None, noise_multiplier: float | None = None) -> None:
+def check_promise(
+    epsilon: float | None, delta: float | None, noise_multiplier: float | None = None
+) -> None:
     """Refuse what is no promise: ε and a noise multiplier at once, ε without δ, δ alone."""
     if epsilon is not None and noise_multiplier is not None:
         raise misused("give one of --epsilon and --noise-multiplier; the other follows")
     if epsilon is not None and delta is None:
-        raise misused("--epsilon needs --delta, which is yours to choose: well below one over the number of records")
+        raise misused(
+            "--epsilon needs --delta, which is yours to choose: well below one over the number of records"
+        )
     if delta is not None and epsilon is None and noise_multiplier is None:
         raise misused("--delta needs --epsilon")
 
@@ -204,7 +239,9 @@ def facts(rows: dict[str, str]) -> Table:
 
 def columns(*headings: str, title: str | None = None, rows: list[list[str]]) -> Table:
     """A table whose first column has words and whose others have numbers, none of them cut off."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+    )
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
     for row in rows:
@@ -230,7 +267,9 @@ def seconds(value: float) -> str:
     if not math.isfinite(value):
         return "–"
     if value < 1:
-        return f"{1e3 * value:.2f} ms" if value < 0.001 else f"{1e3 * value:.{int(value < 0.01)}f} ms"
+        return (
+            f"{1e3 * value:.2f} ms" if value < 0.001 else f"{1e3 * value:.{int(value < 0.01)}f} ms"
+        )
     return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
 
 
@@ -251,7 +290,12 @@ def size(count: float) -> str:
 @contextmanager
 def bar(quiet: bool, *extra: str) -> Iterator[Progress]:
     """A progress bar on standard error, with an estimate; nothing if ``quiet`` or where nobody looks."""
-    shown = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *(TextColumn(e) for e in extra)]
+    shown = [
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *(TextColumn(e) for e in extra),
+    ]
     with Progress(
         *shown, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
         console=err, transient=True, disable=quiet or not err.is_terminal,
@@ -311,7 +355,10 @@ def failures() -> Iterator[None]:
         error.show()
         sys.exit(UNDONE)
     except click.UsageError as error:
-        _say("not understood", f"{' '.join(error.format_message().split()).rstrip('.')}. See: {_path(error)} --help")
+        _say(
+            "not understood",
+            f"{' '.join(error.format_message().split()).rstrip('.')}. See: {_path(error)} --help",
+        )
         sys.exit(UNDONE)
     except (KeyboardInterrupt, click.Abort):
         stop("by Ctrl-C")
@@ -325,7 +372,14 @@ def failures() -> Iterator[None]:
         if not _is_told(error):
             traceback.print_exc()
             sys.exit(UNDONE)
-        fail(str(error) or ("there is not enough memory" if isinstance(error, MemoryError) else type(error).__name__))
+        fail(
+            str(error)
+            or (
+                "there is not enough memory"
+                if isinstance(error, MemoryError)
+                else type(error).__name__
+            )
+        )
 
 
 def _path(error: click.UsageError) -> str:
@@ -335,11 +389,15 @@ def _path(error: click.UsageError) -> str:
 def _is_told(error: Exception) -> bool:
     """Whether the message was written for a reader: raised in this package, not somewhere below it."""
     if type(error) not in (TypeError, ValueError):
-        return isinstance(error, AntiphaseError | ValueError | TypeError | MemoryError | ImportError)
+        return isinstance(
+            error, AntiphaseError | ValueError | TypeError | MemoryError | ImportError
+        )
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("antiphase")
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith(
+        "antiphase"
+    )
 
 
 def _their_trace(error: BaseException) -> str:
@@ -348,7 +406,9 @@ def _their_trace(error: BaseException) -> str:
     first = told[0]
     while told:
         one = told.pop()
-        one.stack = traceback.StackSummary.from_list([frame for frame in one.stack if _is_theirs(frame.filename)])
+        one.stack = traceback.StackSummary.from_list(
+            [frame for frame in one.stack if _is_theirs(frame.filename)]
+        )
         told += filter(None, (one.__cause__, one.__context__))
     return "".join(first.format()).rstrip()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from antiphase import _checks as check
+from antiphase._util import checks as check
 from antiphase.data.dataset import Dataset, Progress, Split, divided
 from antiphase.data.images import from_folder
 from antiphase.data.obtain import obtain
@@ -27,7 +27,9 @@ __all__ = ["STATISTICS", "Dataset", "Progress", "Split", "Texts", "load", "load_
 
 # Published mean and standard deviation of the training inputs, one for each channel: constants, so using them costs no
 # privacy.
-STATISTICS = {"digits": ((0.3055,), (0.3761,))} | {k.name: (k.mean, k.std) for k in CATALOGUE.values()}
+STATISTICS = {"digits": ((0.3055,), (0.3761,))} | {
+    k.name: (k.mean, k.std) for k in CATALOGUE.values()
+}
 
 
 def names() -> tuple[str, ...]:
@@ -56,7 +58,9 @@ def load(
         train, test = known.read(obtain(known, None if folder is None else Path(folder), progress))
         return Dataset(known.name, train, test, known.classes, known.mean, known.std)
     if folder is not None:
-        raise DataError(f"folder = {str(folder)!r} says where {', '.join(CATALOGUE)} are; data = {source!r} needs none")
+        raise DataError(
+            f"folder = {str(folder)!r} says where {', '.join(CATALOGUE)} are; data = {source!r} needs none"
+        )
     return _digits() if source == "digits" else _own(Path(source))
 
 
@@ -68,7 +72,9 @@ def _digits() -> Dataset:
             "data = 'digits' come with scikit-learn, which is missing: pip install 'antiphase[data]'"
         ) from error
     inputs = (found.images[:, None] / 16).astype(np.float32)
-    return Dataset("digits", *divided(inputs, found.target.astype(np.int64)), DIGITS, *STATISTICS["digits"])
+    return Dataset(
+        "digits", *divided(inputs, found.target.astype(np.int64)), DIGITS, *STATISTICS["digits"]
+    )
 
 
 def _own(path: Path) -> Dataset:

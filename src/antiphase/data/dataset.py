@@ -62,7 +62,9 @@ def divided(inputs: NDArray[np.generic], targets: NDArray[np.int64]) -> tuple[Sp
     Multiples of the golden ratio φ are spread evenly along every regular sequence, so that data sorted by class, or
     with the classes in turn (as digits are), give each class its fifth. The rule looks at nothing but the position.
     """
-    turn = (np.arange(len(targets), dtype=np.uint64) * np.uint64(2654435769)) % np.uint64(1 << 32)  # 2³²/φ
+    turn = (np.arange(len(targets), dtype=np.uint64) * np.uint64(2654435769)) % np.uint64(
+        1 << 32
+    )  # 2³²/φ
     test = turn < (1 << 32) // 5
     as_float = inputs.astype(np.float32, copy=False)
     return Split(as_float[~test], targets[~test]), Split(as_float[test], targets[test])

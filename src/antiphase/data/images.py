@@ -35,12 +35,20 @@ def from_folder(folder: Path) -> Dataset:
                 "all images must have one size: crop or resize them first"
             )
         if mode not in GREY + COLOUR:
-            raise DataError(f"{path} has pixels of type {mode}; 8 bits a channel are read: convert it first")
+            raise DataError(
+                f"{path} has pixels of type {mode}; 8 bits a channel are read: convert it first"
+            )
     grey = all(mode in GREY for _, _, mode in opened)
     _refuse_bombs(folder, [path for path, *_ in opened], size, 1 if grey else 3)
     names = ["train", "test"] if split else ["the folder"]
-    inputs = [(name, _pixels(files, size, grey)) for name, (files, _) in zip(names, found, strict=True)]
-    return assembled(folder, inputs, [(name, np.array(labels)) for name, (_, labels) in zip(names, found, strict=True)])
+    inputs = [
+        (name, _pixels(files, size, grey)) for name, (files, _) in zip(names, found, strict=True)
+    ]
+    return assembled(
+        folder,
+        inputs,
+        [(name, np.array(labels)) for name, (_, labels) in zip(names, found, strict=True)],
+    )
 
 
 def _refuse_bombs(folder: Path, files: list[Path], size: tuple[int, int], channels: int) -> None:
@@ -62,7 +70,9 @@ def _refuse_bombs(folder: Path, files: list[Path], size: tuple[int, int], channe
 def _images(folder: Path) -> tuple[list[Path], list[str]]:
     """Every image with its class, in the order of their names."""
     files, labels = [], []
-    for place in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+    for place in sorted(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    ):
         for path in sorted(place.iterdir()):
             if path.suffix.lower() in FORMATS and not path.name.startswith("."):
                 files.append(path)

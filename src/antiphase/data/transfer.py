@@ -42,8 +42,12 @@ def fetch(url: str, part: Path, limit: int, progress: Progress | None) -> None:
 def _go_on(url: str, part: Path, limit: int, progress: Progress | None) -> None:
     start = _size(part)
     with _answer(url, start) as answer:
-        if answer.status == 206 and not (answer.headers["Content-Range"] or "").startswith(f"bytes {start}-"):
-            raise MissedError(f"it sent bytes {answer.headers['Content-Range']} when asked for those from {start}")
+        if answer.status == 206 and not (answer.headers["Content-Range"] or "").startswith(
+            f"bytes {start}-"
+        ):
+            raise MissedError(
+                f"it sent bytes {answer.headers['Content-Range']} when asked for those from {start}"
+            )
         if answer.status == 200:  # the whole: the server cannot go on, or was not asked to
             start = 0
         length = answer.headers["Content-Length"] or ""

@@ -73,7 +73,9 @@ def largest(known: Files) -> int:
 def _gunzip(source: Source, content: bytes) -> bytes:
     stream = zlib.decompressobj(wbits=31)
     try:
-        plain = stream.decompress(content, source.size + 1)  # never more than that, whatever the archive would hold
+        plain = stream.decompress(
+            content, source.size + 1
+        )  # never more than that, whatever the archive would hold
         plain += stream.decompress(stream.unconsumed_tail, 1) if len(plain) == source.size else b""
     except zlib.error as error:
         raise MissedError(f"{source.name}.gz is damaged ({error})") from error

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from antiphase._checks import Array
+from antiphase._util.checks import Array
 
-A_LITTLE_LESS = 1 - 1e-9  # float64 norms are good to 1e-13: what is clipped so is never longer than the clip norm
+A_LITTLE_LESS = (
+    1 - 1e-9
+)  # float64 norms are good to 1e-13: what is clipped so is never longer than the clip norm
 SQUARES_OVERFLOW = 1e150
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -37,7 +39,9 @@ def clipped(update: Any, shapes: Shapes, clip_norm: float) -> tuple[dict[str, Ar
     peak = max(float(np.abs(a).max()) for a in arrays.values())
     unit = peak if peak > SQUARES_OVERFLOW else 1.0
     # PRIVACY: one norm for all tensors of a user together, since the sensitivity is that of the whole row.   [G19]
-    norm = unit * math.sqrt(sum(float(np.dot(flat, flat)) for flat in (a.ravel() / unit for a in arrays.values())))
+    norm = unit * math.sqrt(
+        sum(float(np.dot(flat, flat)) for flat in (a.ravel() / unit for a in arrays.values()))
+    )
     limit = clip_norm * A_LITTLE_LESS
     if norm <= limit:
         return arrays, False
@@ -52,8 +56,12 @@ def _read(update: Any, shapes: Shapes) -> dict[str, Array]:
         try:
             given = np.asarray(update[name])
             if given.dtype.kind not in "fiu" or given.shape != shape:
-                raise MisshapenError(f"{name}: {given.dtype} of shape {given.shape}, and not of {shape}")
-            with np.errstate(over="ignore"):  # a longdouble may become an infinity, and is refused as one
+                raise MisshapenError(
+                    f"{name}: {given.dtype} of shape {given.shape}, and not of {shape}"
+                )
+            with np.errstate(
+                over="ignore"
+            ):  # a longdouble may become an infinity, and is refused as one
                 arrays[name] = given.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise MisshapenError(f"{name}: no array of numbers of shape {shape}") from error

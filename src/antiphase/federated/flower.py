@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from antiphase import _checks as check
+from antiphase._util import checks as check
 from antiphase.design import design
 from antiphase.errors import HorizonError, ParticipationError
-from antiphase.factorization.base import Factorization
+from antiphase.factorizations.base import Factorization
 from antiphase.federated.server import Server
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.participation import Participation, once
@@ -33,7 +33,9 @@ try:
     from flwr.serverapp.strategy.strategy_utils import sample_nodes
     from flwr.supercore import log
 except ImportError as error:
-    raise ImportError("antiphase.federated.flower needs Flower: pip install 'antiphase[federated]'") from error
+    raise ImportError(
+        "antiphase.federated.flower needs Flower: pip install 'antiphase[federated]'"
+    ) from error
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -118,7 +120,11 @@ class DifferentialPrivacyCorrelatedNoise(Strategy):
 
     def statement(self) -> PrivacyStatement:
         """What is promised to each user, in words and JSON: of the plan, and of the rounds released so far."""
-        return self.mechanism.statement(released=0) if self._server is None else self._server.statement()
+        return (
+            self.mechanism.statement(released=0)
+            if self._server is None
+            else self._server.statement()
+        )
 
     @property
     def server(self) -> Server:
@@ -131,12 +137,23 @@ class DifferentialPrivacyCorrelatedNoise(Strategy):
         """Log summary configuration of the strategy."""
         m = self.mechanism
         log(INFO, "\t├──> DP settings (antiphase):")
-        log(INFO, "\t│\t├── Mechanism: %s, %s", m.factorization.name, m.factorization.workload.describe())
+        log(
+            INFO,
+            "\t│\t├── Mechanism: %s, %s",
+            m.factorization.name,
+            m.factorization.workload.describe(),
+        )
         log(INFO, "\t│\t├── Noise multiplier: %s", m.noise_multiplier)
         log(INFO, "\t│\t├── Clipping norm: %s", m.clip_norm)
         log(INFO, "\t│\t├── Each user: %s", m.factorization.participation.describe())
         log(INFO, "\t│\t├── Population: at least %d users", self.server.smallest_population)
-        log(INFO, "\t│\t└── ε = %.4f at δ = %g after all %d rounds", m.epsilon(), m.target_delta, self.rounds)
+        log(
+            INFO,
+            "\t│\t└── ε = %.4f at δ = %g after all %d rounds",
+            m.epsilon(),
+            m.target_delta,
+            self.rounds,
+        )
         self.strategy.summary()
 
     # ---- a training ----------------------------------------------------------------------------------------
@@ -173,10 +190,16 @@ class DifferentialPrivacyCorrelatedNoise(Strategy):
         if done:
             log(INFO, "Going on after round %d of %d", done, self.rounds)
         arrays = _record(self._server.model)
-        shifted = None if evaluate_fn is None else lambda number, record: evaluate_fn(number + done, record)
+        shifted = (
+            None
+            if evaluate_fn is None
+            else lambda number, record: evaluate_fn(number + done, record)
+        )
         with self._server:
             left = max(num_rounds - done, 0)
-            result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, shifted)
+            result = super().start(
+                grid, arrays, left, timeout, train_config, evaluate_config, shifted
+            )
         for metrics in (
             result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp
         ):  # fmt: skip
@@ -196,7 +219,12 @@ class DifferentialPrivacyCorrelatedNoise(Strategy):
         asked = self.server.ask(nodes)
         self._report_shortage(len(nodes), len(asked))
         self._names = {nodes[user]: user for user in asked}
-        log(INFO, "configure_train: %s of %s connected clients may take part, and are asked", len(asked), len(nodes))
+        log(
+            INFO,
+            "configure_train: %s of %s connected clients may take part, and are asked",
+            len(asked),
+            len(nodes),
+        )
         only = cast(Grid, _Only(grid, list(self._names)))
         return self._asking.configure_train(server_round + self._done, arrays, config, only)
 
@@ -211,7 +239,13 @@ class DifferentialPrivacyCorrelatedNoise(Strategy):
                 self.server.receive(self._names.get(node, f"node {node}"), _update(reply, before))
         arrays = _record(self.server.finish())
         spent = self.privacy_spent()
-        log(INFO, "Privacy spent: ε = %.6f at δ = %g after %d rounds", spent.epsilon, spent.delta, spent.num_releases)
+        log(
+            INFO,
+            "Privacy spent: ε = %.6f at δ = %g after %d rounds",
+            spent.epsilon,
+            spent.delta,
+            spent.num_releases,
+        )
         return arrays, None
 
     def configure_evaluate(
@@ -220,7 +254,9 @@ class DifferentialPrivacyCorrelatedNoise(Strategy):
         """The inner strategy's; what clients report of it is not private."""
         return self.strategy.configure_evaluate(server_round + self._done, arrays, config, grid)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """The inner strategy's; what comes of it is not private."""
         return self.strategy.aggregate_evaluate(server_round + self._done, replies)
 
@@ -228,7 +264,12 @@ class DifferentialPrivacyCorrelatedNoise(Strategy):
 
     def _refuse_strangers(self, nodes: dict[str, int]) -> None:
         """A training that goes on without anyone who took part before has most likely lost track of who is who."""
-        if self._done and self.server.position == self._done and nodes and not self.server.knows(nodes):
+        if (
+            self._done
+            and self.server.position == self._done
+            and nodes
+            and not self.server.knows(nodes)
+        ):
             # PRIVACY: a user under a new name would take part as if never asked.   [G18]
             raise ParticipationError(
                 f"none of the {len(nodes)} clients here took part in the {self._done} rounds before. SuperNodes "
@@ -287,7 +328,9 @@ def _asks_all(strategy: FedAvg) -> FedAvg:
 def _participation(rounds: int, apart: int, most: int | None) -> Participation:
     apart = check.whole_number("min_separation", apart)
     possible = -(-rounds // apart)
-    count = possible if most is None else min(check.whole_number("max_participations", most), possible)
+    count = (
+        possible if most is None else min(check.whole_number("max_participations", most), possible)
+    )
     return once() if count == 1 else at_least_apart(count, apart)
 
 
@@ -300,7 +343,12 @@ def _workload(strategy: Any, rounds: int, rates: float | Sequence[float] | None)
 
 
 def _calibrated(
-    made: Factorization, participation: Participation, multiplier: Any, epsilon: Any, delta: float, clip_norm: Any
+    made: Factorization,
+    participation: Participation,
+    multiplier: Any,
+    epsilon: Any,
+    delta: float,
+    clip_norm: Any,
 ) -> Mechanism:
     if made.participation != participation:
         raise ValueError(
@@ -312,12 +360,18 @@ def _calibrated(
             f"noise_multiplier = {multiplier}, target_epsilon = {epsilon}: give one of the two, the other follows"
         )
     clip = check.positive_number("clipping_norm", clip_norm)
-    return calibrate(made, noise_multiplier=multiplier, epsilon=epsilon, delta=delta, clip_norm=clip, unit="user")
+    return calibrate(
+        made, noise_multiplier=multiplier, epsilon=epsilon, delta=delta, clip_norm=clip, unit="user"
+    )
 
 
 def _name(node: Any) -> str:
     """Who a node is: its public key, which a restart does not change if the node has a key of its own."""
-    return hashlib.sha256(node.public_key).hexdigest()[:32] if node.public_key else f"node {node.node_id}"
+    return (
+        hashlib.sha256(node.public_key).hexdigest()[:32]
+        if node.public_key
+        else f"node {node.node_id}"
+    )
 
 
 def _record(model: dict[str, np.ndarray[Any, Any]]) -> ArrayRecord:
@@ -329,10 +383,23 @@ def _update(reply: Message, before: dict[str, np.ndarray[Any, Any]]) -> Any:
     try:
         (record,) = reply.content.array_records.values()
         after = {name: array.numpy() for name, array in record.items()}
-        moved = {name: array for name, array in before.items() if array.dtype.kind == "f" and array.size}
-        if after.keys() != before.keys() or any(after[name].shape != a.shape for name, a in moved.items()):
+        moved = {
+            name: array for name, array in before.items() if array.dtype.kind == "f" and array.size
+        }
+        if after.keys() != before.keys() or any(
+            after[name].shape != a.shape for name, a in moved.items()
+        ):
             return None
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by the server
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # what is not finite is refused by the server
             return {name: after[name].astype(np.float64) - array for name, array in moved.items()}
-    except (TypeError, ValueError, KeyError, AttributeError, EOFError, OSError):  # NumPy's, of bytes that are no array
+    except (
+        TypeError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        EOFError,
+        OSError,
+    ):  # NumPy's, of bytes that are no array
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from antiphase import _checks as check
+from antiphase._util import checks as check
 from antiphase.participation import MinSeparation, Once, Participation
 
 
@@ -23,7 +23,9 @@ class Roster:
 
     def __init__(self, participation: Participation) -> None:
         self._count, self._apart = _limits(participation)
-        self._asked: dict[str, tuple[int, int]] = {}  # how often, and in which round last: a queue, newest last
+        self._asked: dict[
+            str, tuple[int, int]
+        ] = {}  # how often, and in which round last: a queue, newest last
 
     def __len__(self) -> int:
         """How many users have been asked at least once."""
@@ -45,7 +47,9 @@ class Roster:
         choice needs fewer users: see `smallest_population`.
         """
         there = dict.fromkeys(available)
-        queue = chain((u for u in there if u not in self._asked), (u for u in self._asked if u in there))
+        queue = chain(
+            (u for u in there if u not in self._asked), (u for u in self._asked if u in there)
+        )
         return list(islice((user for user in queue if self.may_take_part(user, number)), wanted))
 
     def record(self, number: int, users: Iterable[str]) -> None:

@@ -11,20 +11,20 @@ from typing import Any, Self
 
 import numpy as np
 
-from antiphase import _checks as check
-from antiphase._checks import Array
+from antiphase._util import checks as check
+from antiphase._util.checks import Array
+from antiphase._util.values import digest
 from antiphase.errors import FileFormatError, HorizonError, ReplayError, StateError
-from antiphase.factorization.base import MALFORMED
+from antiphase.factorizations.base import MALFORMED
 from antiphase.federated import roster
 from antiphase.federated.clipping import MisshapenError, NotFiniteError, clipped
-from antiphase.federated.folder import Folder
-from antiphase.federated.optimizer import ServerOptimizer, Tensors
-from antiphase.ledger import WriteAheadLedger
+from antiphase.federated.server_optimizer import ServerOptimizer, Tensors
+from antiphase.federated.storage import Folder
+from antiphase.ledger.write_ahead import WriteAheadLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.noise.stream import NoiseStream
 from antiphase.statement import PrivacyStatement
-from antiphase.values import digest
 from antiphase.workload import Workload
 
 CAVEATS = (
@@ -80,12 +80,18 @@ class Server:
         self.clients_per_round = check.whole_number("clients_per_round", clients_per_round)
         _refuse_other_promises(mechanism)
         self._roster = roster.Roster(mechanism.factorization.participation)
-        self._optimizer = ServerOptimizer(mechanism.factorization.workload if workload is None else workload)
+        self._optimizer = ServerOptimizer(
+            mechanism.factorization.workload if workload is None else workload
+        )
         if self._optimizer.workload.steps != mechanism.steps:
-            raise ValueError(f"workload has {self._optimizer.workload.steps} steps, the mechanism {mechanism.steps}")
+            raise ValueError(
+                f"workload has {self._optimizer.workload.steps} steps, the mechanism {mechanism.steps}"
+            )
         check.instance("model", model, Mapping)
         self._model = {name: _frozen(np.array(value)) for name, value in model.items()}
-        self._shapes = {name: a.shape for name, a in self._model.items() if a.dtype.kind == "f" and a.size}
+        self._shapes = {
+            name: a.shape for name, a in self._model.items() if a.dtype.kind == "f" and a.size
+        }
         self._counts: Counter[Verdict] = Counter()
         self._position = 0
         self._sums: dict[str, Array] | None = None  # of the round at hand, if one is
@@ -150,7 +156,9 @@ class Server:
 
     def statement(self, delta: float | None = None) -> PrivacyStatement:
         """What is promised to each user, in words and JSON."""
-        made = self.mechanism.statement(delta, released=self._position, insecure=self._key.is_insecure)
+        made = self.mechanism.statement(
+            delta, released=self._position, insecure=self._key.is_insecure
+        )
         return dataclasses.replace(made, caveats=(*made.caveats, *CAVEATS))
 
     # ---- a round -------------------------------------------------------------------------------------------
@@ -200,7 +208,10 @@ class Server:
         mark = None if self._ledger is None else self._ledger.mark(number, list(sums.values()))
         row = self._stream.next()
         # PRIVACY: the plan's row and the plan's divisor; who answered changes neither.   [G18]
-        mean = {name: (sums[name] + row[name].reshape(sums[name].shape)) / self.clients_per_round for name in sums}
+        mean = {
+            name: (sums[name] + row[name].reshape(sums[name].shape)) / self.clients_per_round
+            for name in sums
+        }
         moved = self._optimizer.step(number, self._model, mean)
         model = self._model | {name: _frozen(array) for name, array in moved.items()}
         if self._folder is not None and self._ledger is not None and mark is not None:
@@ -240,10 +251,14 @@ class Server:
 
     def _require(self, *, open_round: bool) -> dict[str, Array]:
         if self._broken:
-            raise RuntimeError("this server was closed, or a round was interrupted; make it again from its folder")
+            raise RuntimeError(
+                "this server was closed, or a round was interrupted; make it again from its folder"
+            )
         if open_round != (self._sums is not None):
             raise RuntimeError(
-                "ask for a round's clients first" if open_round else f"round {self._position} is not finished"
+                "ask for a round's clients first"
+                if open_round
+                else f"round {self._position} is not finished"
             )
         return self._sums or {}
 
@@ -269,16 +284,24 @@ class Server:
             except MALFORMED as error:
                 if isinstance(error, StateError | FileFormatError):
                     raise
-                raise FileFormatError(f"not a valid checkpoint of a federated training ({error})") from error
+                raise FileFormatError(
+                    f"not a valid checkpoint of a federated training ({error})"
+                ) from error
         if run is None:
-            run = f"{key.subkey('run'):032x}" if key.is_insecure else key.start_run(self.mechanism.digest)
+            run = (
+                f"{key.subkey('run'):032x}"
+                if key.is_insecure
+                else key.start_run(self.mechanism.digest)
+            )
         self._ledger = None
         if self._folder is not None:
             first = max(self._position - 1, 0) if key.path is None else 0
             self._ledger = WriteAheadLedger(key, run, first=first)
             self._check_ledger(mark)
         shapes = {name: shape or (1,) for name, shape in self._shapes.items()}
-        self._stream: NoiseStream = self.mechanism.noise(key=key, run=run, shapes=shapes, memory=self._memory)
+        self._stream: NoiseStream = self.mechanism.noise(
+            key=key, run=run, shapes=shapes, memory=self._memory
+        )
         self._stream.skip(self._position)
         self._broken = False
         if content is None and self._folder is not None:
@@ -298,10 +321,16 @@ class Server:
             )
         self._position = int(content["position"])
         like = self._model
-        self._model = {name: _frozen(content["model"][name].reshape(a.shape)) for name, a in like.items()}
-        self._optimizer.velocity = {name: a.reshape(like[name].shape) for name, a in content["velocity"].items()}
+        self._model = {
+            name: _frozen(content["model"][name].reshape(a.shape)) for name, a in like.items()
+        }
+        self._optimizer.velocity = {
+            name: a.reshape(like[name].shape) for name, a in content["velocity"].items()
+        }
         self._roster.restore(content["roster"])
-        self._counts.update({Verdict[name]: int(count) for name, count in content["counts"].items()})
+        self._counts.update(
+            {Verdict[name]: int(count) for name, count in content["counts"].items()}
+        )
         return self._key.check_run(content["run"]), bytes.fromhex(content["mark"])
 
     def _check_ledger(self, mark: bytes) -> None:
@@ -310,9 +339,13 @@ class Server:
         assert self._folder is not None
         try:
             if len(self._ledger) > self._position:
-                raise ReplayError(f"{len(self._ledger)} rounds were released, and it holds {self._position}")
+                raise ReplayError(
+                    f"{len(self._ledger)} rounds were released, and it holds {self._position}"
+                )
             if self._position:
-                self._ledger.enter(self._position - 1, mark)  # the server may have died just before doing so
+                self._ledger.enter(
+                    self._position - 1, mark
+                )  # the server may have died just before doing so
         except ReplayError as error:
             # PRIVACY: two sums under one row of noise give away their difference.   [G20]
             raise ReplayError(
@@ -325,7 +358,9 @@ class Server:
 def _refuse_other_promises(mechanism: Mechanism) -> None:
     # PRIVACY: a promise to each example is no promise to a user, who has many.   [G18]
     if mechanism.unit != "user":
-        raise ValueError(f'unit = {mechanism.unit!r}: a federated training protects users; calibrate(…, unit="user")')
+        raise ValueError(
+            f'unit = {mechanism.unit!r}: a federated training protects users; calibrate(…, unit="user")'
+        )
     # PRIVACY: users come when they can; there is no sampling that could amplify.   [G9]
     if mechanism.amplified:
         raise ValueError(

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from antiphase import _checks as check
+from antiphase._util import checks as check
 from antiphase.errors import KeyFileError, ReplayError
 
 SIZE = 32  # bytes
@@ -43,7 +43,9 @@ class Key:
         if not isinstance(secret, bytes | bytearray):
             raise TypeError(f"a key is made of bytes, not of {type(secret).__name__}")
         if len(secret) != SIZE:
-            raise ValueError(f"a key has {SIZE} bytes; these are {len(secret)}. Key.generate() makes one")
+            raise ValueError(
+                f"a key has {SIZE} bytes; these are {len(secret)}. Key.generate() makes one"
+            )
         if not any(secret):
             raise ValueError("a key of zeros is no secret; Key.generate() makes one")
         self.__secret = bytes(secret)
@@ -51,7 +53,9 @@ class Key:
         self._path = path
         self._process = os.getpid()
         self._holders: dict[str, int] = {}  # the process that began a run, for a key without a file
-        self.memory: dict[str, Any] = {}  # what is kept beside the key's file, for a key that has none
+        self.memory: dict[
+            str, Any
+        ] = {}  # what is kept beside the key's file, for a key that has none
 
     @classmethod
     def generate(cls) -> Key:
@@ -63,7 +67,9 @@ class Key:
     def insecure(cls, seed: int) -> Key:
         """A key that anyone can guess, for tests and studies; statements say so."""
         seed = check.whole_number("seed", seed, least=0)
-        secret = hashlib.blake2b(str(seed).encode(), digest_size=SIZE, person=b"antiphase-seed").digest()
+        secret = hashlib.blake2b(
+            str(seed).encode(), digest_size=SIZE, person=b"antiphase-seed"
+        ).digest()
         return cls(secret, insecure=True)
 
     @property
@@ -104,11 +110,15 @@ class Key:
         path = _resolved(path)
         found = path.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
-            raise KeyFileError(f"{path}: not a key file of ours ({found.st_size} bytes, mode {found.st_mode:o})")
+            raise KeyFileError(
+                f"{path}: not a key file of ours ({found.st_size} bytes, mode {found.st_mode:o})"
+            )
         if os.name == "posix" and found.st_mode & 0o077:
             # PRIVACY: a key that others can read is not a secret any more.   [G11]
             mode = found.st_mode & 0o777
-            raise KeyFileError(f"{path}: mode {mode:o} lets others read the key; chmod 600 it, or make another")
+            raise KeyFileError(
+                f"{path}: mode {mode:o} lets others read the key; chmod 600 it, or make another"
+            )
         if found.st_nlink > 1:
             # PRIVACY: each name of the file would have ledgers of its own, and rows could go out twice.   [G15]
             raise KeyFileError(
@@ -174,7 +184,9 @@ class Key:
         run = secrets.token_hex(16)
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         record: dict[str, Any] = {"run": run, "mechanism": mechanism, "started": started}
-        record |= {name: value for name, value in (("after", after), ("data", data)) if value is not None}
+        record |= {
+            name: value for name, value in (("after", after), ("data", data)) if value is not None
+        }
         if about is not None:
             record["about"] = _noted(about)
         if self._path is None:
@@ -207,8 +219,12 @@ class Key:
     def ledgers(self) -> set[str]:
         """The names of the write-ahead ledgers that were opened with this key: "run.rank"."""
         if self._path is None:
-            return {".".join(name.split()[1:]) for name in self.memory if name.startswith("ledger ")}
-        return {record["ledger"] for record in self._records() if isinstance(record.get("ledger"), str)}
+            return {
+                ".".join(name.split()[1:]) for name in self.memory if name.startswith("ledger ")
+            }
+        return {
+            record["ledger"] for record in self._records() if isinstance(record.get("ledger"), str)
+        }
 
     def note_ledger(self, name: str) -> None:
         """Write down that there is a ledger of this name; from then on it is not made anew."""
@@ -233,7 +249,9 @@ class Key:
         try:
             handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
         except FileNotFoundError:
-            raise KeyFileError(f"{self._path}: the key's file is gone. Nothing was released. Put it back") from None
+            raise KeyFileError(
+                f"{self._path}: the key's file is gone. Nothing was released. Put it back"
+            ) from None
         with os.fdopen(handle, "ab", buffering=0) as file:
             file.write(b"\n" + json.dumps(record).encode() + b"\n")
             os.fsync(file.fileno())
@@ -256,7 +274,10 @@ class Key:
     def family(self, run: str) -> set[str]:
         """The runs that took the place of one another, with ``run`` among them: all released something of the same
         data."""
-        found, pairs = {run}, [{record["run"], record["after"]} for record in self.runs() if "after" in record]
+        found, pairs = (
+            {run},
+            [{record["run"], record["after"]} for record in self.runs() if "after" in record],
+        )
         while True:
             joined = found.union(*(pair for pair in pairs if pair & found))
             if joined == found:
@@ -269,7 +290,9 @@ class Key:
             raise ValueError(f"run = {run!r} must be 32 hexadecimal digits")
         kept = [record["run"] for record in self.runs() if "before the file" not in record]
         if self._path is not None and run not in kept:
-            raise KeyFileError(f"{self._path}: knows no run {run}; it was started with another key, or before Key.save")
+            raise KeyFileError(
+                f"{self._path}: knows no run {run}; it was started with another key, or before Key.save"
+            )
         self.hold(run)
         return run
 
@@ -318,7 +341,9 @@ def _resolved(path: Any) -> Path:
     try:
         return _checked_path(path).resolve(strict=True)
     except RuntimeError:  # pathlib's error for links in a circle, before Python 3.13
-        raise KeyFileError(f"path = {str(path)!r} is a symbolic link that leads to itself") from None
+        raise KeyFileError(
+            f"path = {str(path)!r} is a symbolic link that leads to itself"
+        ) from None
 
 
 def _noted(about: dict[str, Any]) -> dict[str, Any]:
@@ -331,6 +356,8 @@ def _noted(about: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise type(error)(f"about = {about!r} must be fit for JSON ({error})") from None
     if len(text) > ABOUT:
-        raise ValueError(f"about has {len(text)} bytes as JSON; at most {ABOUT} are noted with a run")
+        raise ValueError(
+            f"about has {len(text)} bytes as JSON; at most {ABOUT} are noted with a run"
+        )
     noted: dict[str, Any] = json.loads(text)
     return noted

@@ -66,7 +66,9 @@ class _Source:
         c = self._generator.ctypes
         self._function = ctypes.cast(c.next_uint64, ctypes.c_void_p).value
         self._state = c.state_address
-        self._memory = _memory(self._generator) if _counter_is_known() else np.zeros(WORDS, np.uint64)
+        self._memory = (
+            _memory(self._generator) if _counter_is_known() else np.zeros(WORDS, np.uint64)
+        )
 
     def at(self, block: int) -> tuple[Any, Any, NDArray[np.uint64]]:
         """Addresses of a function that gives the next 64 bits and of its argument; where the counter is to be set."""
@@ -75,7 +77,10 @@ class _Source:
         return self._function, self._state, self._memory
 
 
-WORDS, OFFSET = 39, 38  # of the generator's state: four counters of two words, key schedule, buffer, how much was used
+WORDS, OFFSET = (
+    39,
+    38,
+)  # of the generator's state: four counters of two words, key schedule, buffer, how much was used
 
 
 def _memory(generator: Any) -> NDArray[np.uint64]:
@@ -93,7 +98,10 @@ def _counter_is_known() -> bool:
     state = moved.state["s"]
     memory = _memory(moved)
     # PRIVACY: a counter that is not moved would give the same noise twice; so look before writing, and compare.   [G12]
-    if not (np.array_equal(memory[:8], state["counter"]) and int(memory[OFFSET]) == state["offset"] == 24):
+    if not (
+        np.array_equal(memory[:8], state["counter"])
+        and int(memory[OFFSET]) == state["offset"] == 24
+    ):
         return False
     aim(memory, np.uint64(block & 0xFFFFFFFFFFFFFFFF), np.uint64(block >> 64))
     return bool(np.array_equal(moved.random_raw(25), new.random_raw(25)))
@@ -105,7 +113,9 @@ def _call(typing: Any, function: Any, state: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()
         call = ir.FunctionType(ir.IntType(64), [pointer]).as_pointer()
-        return builder.call(builder.inttoptr(arguments[0], call), [builder.inttoptr(arguments[1], pointer)])
+        return builder.call(
+            builder.inttoptr(arguments[0], call), [builder.inttoptr(arguments[1], pointer)]
+        )
 
     return types.uint64(types.intp, types.intp), code
 
@@ -143,7 +153,9 @@ def aim(memory: NDArray[np.uint64], low: int | np.uint64, high: int | np.uint64)
 
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)
-def draw(function: int, state: int, memory: NDArray[np.uint64], low_word: int, high_word: int, out: Row) -> None:
+def draw(
+    function: int, state: int, memory: NDArray[np.uint64], low_word: int, high_word: int, out: Row
+) -> None:
     """Normals from the generator at these addresses and that counter; in each chunk, its first half of words is paired
     with the second."""
     aim(memory, low_word, high_word)
@@ -159,7 +171,9 @@ def draw(function: int, state: int, memory: NDArray[np.uint64], low_word: int, h
         for i in range(HALF):
             bits[i] = _next(function, state)
         cosines, sines = out[base : base + HALF], out[base + HALF : base + CHUNK]
-        for i in range(HALF):  # a uniform number in (0, 1) with 40 bits, the low ones of weight where it is small
+        for i in range(
+            HALF
+        ):  # a uniform number in (0, 1) with 40 bits, the low ones of weight where it is small
             high = _f(_i(first[i] >> _u(8)))
             low = _f(_i(((first[i] & _u(255)) << _u(8)) | (second[i] & _u(255))))
             # PRIVACY: 1 would be a radius of 0, and what is released there the gradient itself.   [G8]
@@ -183,7 +197,9 @@ def draw(function: int, state: int, memory: NDArray[np.uint64], low_word: int, h
             y = y * x * square + _LN2_LOW * exponent[i] - _ONE_HALF * square
             logarithm = (x + y) + _LN2_HIGH * exponent[i]
             radius[i] = np.sqrt(abs(_TWO * logarithm))
-        for i in range(HALF):  # two bits choose the quadrant, 22 the angle within it, an odd number of half steps
+        for i in range(
+            HALF
+        ):  # two bits choose the quadrant, 22 the angle within it, an odd number of half steps
             angle = _i(second[i] >> _u(8))
             quadrant = _i(angle >> _i(22))
             x = _f(_i(_i(_i(angle & _i(0x3FFFFF)) << _i(1)) - _i(0x3FFFFF))) * _RADIANS

@@ -12,14 +12,24 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from antiphase import _checks as check
+from antiphase._util import checks as check
 from antiphase.errors import HorizonError, ReplayError, StateError
-from antiphase.factorization.base import Factorization
-from antiphase.factorization.blt import Blt
-from antiphase.factorization.inverse import InverseToeplitz
-from antiphase.factorization.streamed import Streamed
-from antiphase.factorization.tree import Tree, full_estimator_stream
-from antiphase.noise.engines import DRAWN_AGAIN, Engine, Moving, Nodes, Piece, Regenerated, Ring, States, state_type
+from antiphase.factorizations.base import Factorization
+from antiphase.factorizations.blt import Blt
+from antiphase.factorizations.inverse_toeplitz import InverseToeplitz
+from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.tree import Tree, full_estimator_stream
+from antiphase.noise.generators import (
+    DRAWN_AGAIN,
+    Engine,
+    Moving,
+    Nodes,
+    Piece,
+    Regenerated,
+    Ring,
+    States,
+    state_type,
+)
 from antiphase.noise.key import NOISE, Key
 from antiphase.noise.normals import CHUNK, Normals, Row
 
@@ -36,7 +46,9 @@ class Plan(Protocol):
     def noise_scale(self) -> float: ...
     @property
     def digest(self) -> str: ...
-    def statement(self, delta: float | None = None, *, released: int | None = None, insecure: bool = False) -> Any: ...
+    def statement(
+        self, delta: float | None = None, *, released: int | None = None, insecure: bool = False
+    ) -> Any: ...
 
 
 class NoiseStream:
@@ -72,16 +84,22 @@ class NoiseStream:
         sizes = [math.prod(shape) for shape in self._shapes.values()]
         starts = [0, *np.cumsum([-(-size // CHUNK) * CHUNK for size in sizes]).tolist()]
         self._width = starts[-1]
-        self._slices = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+        self._slices = [
+            slice(start, start + size) for start, size in zip(starts, sizes, strict=False)
+        ]
         self._engine = engine_for(plan.factorization, plan.noise_scale, self._width, budget)
         self._run = key.start_run(plan.digest) if run is None else key.check_run(run)
         # PRIVACY: one subkey for each (run, mechanism, tensor); the step and the place are in the counter.   [G12]
-        normals = [Normals(key.subkey("noise", self._run, plan.digest, name)) for name in self._shapes]
+        normals = [
+            Normals(key.subkey("noise", self._run, plan.digest, name)) for name in self._shapes
+        ]
         offsets = [0 if first_chunks is None else first_chunks[name] for name in self._shapes]
         length = self._engine.piece_chunks * CHUNK
         self._pieces = [
             Piece(source, offset + (first - start) // CHUNK, first, min(first + length, stop))
-            for source, offset, start, stop in zip(normals, offsets, starts, starts[1:], strict=False)
+            for source, offset, start, stop in zip(
+                normals, offsets, starts, starts[1:], strict=False
+            )
             for first in range(start, stop, length)
         ]
         most = 1 if self._width < WORTH_A_THREAD else min(os.cpu_count() or 1, 4)
@@ -133,7 +151,13 @@ class NoiseStream:
 
     @classmethod
     def restore(
-        cls, plan: Plan, state: Any, *, key: Key, memory: str | int = "512MB", threads: int | None = None
+        cls,
+        plan: Plan,
+        state: Any,
+        *,
+        key: Key,
+        memory: str | int = "512MB",
+        threads: int | None = None,
     ) -> NoiseStream:
         """The stream that goes on where `state` was taken, bit for bit; in another process too.
 
@@ -144,7 +168,12 @@ class NoiseStream:
             shapes = {str(name): tuple(shape) for name, shape in state["shapes"].items()}
             flat, run = bool(state["flat"]), str(state["run"])
             # PRIVACY: another version draws other normals, and would take back noise that was never added.   [G12]
-            if version != NOISE or isinstance(position, bool) or not isinstance(position, int) or position < 0:
+            if (
+                version != NOISE
+                or isinstance(position, bool)
+                or not isinstance(position, int)
+                or position < 0
+            ):
                 raise ValueError(f"version {version!r}, position {position!r}")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"this is not the state of a noise stream ({error})") from error
@@ -154,7 +183,11 @@ class NoiseStream:
                 f"the state belongs to mechanism {str(mechanism)[:16]}…, not to {plan.digest[:16]}…: no noise was "
                 "drawn. Use the mechanism it was taken with"
             )
-        size: Any = {"dimension": math.prod(shapes[""])} if flat and list(shapes) == [""] else {"shapes": shapes}
+        size: Any = (
+            {"dimension": math.prod(shapes[""])}
+            if flat and list(shapes) == [""]
+            else {"shapes": shapes}
+        )
         stream = cls(plan, key=key, run=run, memory=memory, threads=threads, **size)
         stream.skip(position)
         return stream
@@ -178,7 +211,10 @@ class NoiseStream:
             row = self._take()
             self._position += 1
             self._broken = False
-        views = [row[part].reshape(shape) for part, shape in zip(self._slices, self._shapes.values(), strict=True)]
+        views = [
+            row[part].reshape(shape)
+            for part, shape in zip(self._slices, self._shapes.values(), strict=True)
+        ]
         if targets is not None:
             for target, view in zip(targets, views, strict=True):
                 target[...] = view
@@ -193,13 +229,20 @@ class NoiseStream:
         """
         self._refuse_in_a_fork()  # whose threads are gone
         with self._lock:
-            if self._ahead is None and not self._broken and self.remaining and self._width >= WORTH_A_THREAD:
+            if (
+                self._ahead is None
+                and not self._broken
+                and self.remaining
+                and self._width >= WORTH_A_THREAD
+            ):
                 row = np.empty(self._width, np.float32)
                 self._ahead = row, self._others().submit(self._make, self._position, row, 1)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         # PRIVACY: a copy would give out the same rows a second time.   [G12]
-        raise TypeError("a NoiseStream is not copied or pickled: keep its state(), and resume from it")
+        raise TypeError(
+            "a NoiseStream is not copied or pickled: keep its state(), and resume from it"
+        )
 
     def __iter__(self) -> Iterator[Any]:
         while self.remaining:
@@ -233,7 +276,9 @@ class NoiseStream:
 
     def _refuse_past_horizon(self, count: int) -> None:
         if self._broken:
-            raise RuntimeError("a row was interrupted half-way; restore the stream from its state()")
+            raise RuntimeError(
+                "a row was interrupted half-way; restore the stream from its state()"
+            )
         if count > self.remaining:
             # PRIVACY: past the plan there is no noise that is accounted for.   [G13]
             raise HorizonError(
@@ -255,7 +300,9 @@ class NoiseStream:
 
     def _others(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(max(self._threads - 1, 1), thread_name_prefix="antiphase-noise")
+            self._pool = ThreadPoolExecutor(
+                max(self._threads - 1, 1), thread_name_prefix="antiphase-noise"
+            )
         return self._pool
 
     def _make(self, step: int, row: Row, threads: int) -> None:
@@ -278,7 +325,9 @@ class NoiseStream:
         for (name, shape), target in zip(self._shapes.items(), given, strict=True):
             # PRIVACY: noise written to a copy, or one number for many places, protects nothing.   [G8]
             array = target if isinstance(target, np.ndarray) else _memory_of(target)
-            if array is None or any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
+            if array is None or any(
+                s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)
+            ):
                 raise ValueError(
                     f"out = {type(target).__name__}: a float32 array or a CPU tensor of its own memory is needed"
                 )
@@ -299,7 +348,9 @@ def _memory_of(tensor: Any) -> Any:
         array = tensor.detach().numpy()
     except (AttributeError, TypeError, RuntimeError):
         return None
-    return array if isinstance(array, np.ndarray) and array.ctypes.data == tensor.data_ptr() else None
+    return (
+        array if isinstance(array, np.ndarray) and array.ctypes.data == tensor.data_ptr() else None
+    )
 
 
 def engine_for(factorization: Factorization, scale: float, width: int, memory: int) -> Engine:
@@ -307,7 +358,9 @@ def engine_for(factorization: Factorization, scale: float, width: int, memory: i
     if isinstance(factorization, Tree):
         needed = 4 * width * factorization.steps.bit_length()
         if needed > memory:
-            raise ValueError(f"memory = {memory} bytes: a tree over {factorization.steps} steps keeps {needed} bytes")
+            raise ValueError(
+                f"memory = {memory} bytes: a tree over {factorization.steps} steps keeps {needed} bytes"
+            )
         if factorization.estimator == "full":
             return States(full_estimator_stream(factorization), scale, width)
         return Nodes(factorization.steps, factorization.estimator == "online", scale, width)
@@ -335,7 +388,9 @@ def engine_for(factorization: Factorization, scale: float, width: int, memory: i
         needed = 4 * width * (bands - 1)
         if needed > memory:
             # PRIVACY: the other engine rounds otherwise, and a run that goes on must not change a bit.   [G12]
-            raise ValueError(f"memory = {memory} bytes: an encoder of {bands} diagonals keeps {needed} bytes of rows")
+            raise ValueError(
+                f"memory = {memory} bytes: an encoder of {bands} diagonals keeps {needed} bytes of rows"
+            )
         return Ring(factorization, scale, width)
     return Regenerated(factorization, scale, width, memory)
 

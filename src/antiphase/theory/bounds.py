@@ -23,14 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from antiphase import _checks as check
-from antiphase._checks import Array
-from antiphase.factorization.base import Factorization
-from antiphase.factorization.dense import Dense
-from antiphase.factorization.fixed import Identity, chess_coefficients
-from antiphase.factorization.toeplitz import Toeplitz
+from antiphase._util import checks as check
+from antiphase._util.checks import Array
+from antiphase.factorizations.base import Factorization
+from antiphase.factorizations.dense import Dense
+from antiphase.factorizations.identity import Identity
+from antiphase.factorizations.toeplitz import Toeplitz
 from antiphase.objective import Average, Restarts
-from antiphase.theory.rows import Rows
+from antiphase.solvers.closed_form import chess_coefficients
+from antiphase.theory.decoder_norms import Rows
 
 ROUNDING = 1 + 1e-12  # a limit that is met but for rounding is met
 GRADIENT = "mean over t = 0 … T of E‖∇f(x_t)‖²"
@@ -59,7 +60,9 @@ class Constants:
             object.__setattr__(self, name, check.positive_number(name, getattr(self, name)))
         for name in ("noise_length", "distance", "gap", "lipschitz"):
             if getattr(self, name) is not None or name == "noise_length":
-                object.__setattr__(self, name, check.real_number(name, getattr(self, name), least=0.0))
+                object.__setattr__(
+                    self, name, check.real_number(name, getattr(self, name), least=0.0)
+                )
 
     @property
     def step(self) -> float:
@@ -138,7 +141,9 @@ def noise_bracket(factorization: Factorization, tau: int) -> Bracket:
 # ---- the theorems ------------------------------------------------------------------------------------------
 
 
-def nonconvex_bound(factorization: Factorization, constants: Constants, *, tau: int | None = None) -> Bound:
+def nonconvex_bound(
+    factorization: Factorization, constants: Constants, *, tau: int | None = None
+) -> Bound:
     r"""Theorem 4.6: ``8(f(x₀) − f*)/(γ(T+1)) + 4γ²L²σ²/(T+1)·between + 40γLσ²/(T+1)·restarts``; needs ``gap``.
 
     ``τ = ⌊1/(γL)⌋`` unless given.
@@ -148,7 +153,11 @@ def nonconvex_bound(factorization: Factorization, constants: Constants, *, tau: 
     ``γLτ ≤ 4``, so that these have not moved too far. (For ``γLτ ≤ 2`` half of every constant would do.)
     """
     source = "Theorem 4.6 (non-convex)"
-    f, gap, gamma = _plain(factorization, constants), constants.needed("gap", source), constants.learning_rate
+    f, gap, gamma = (
+        _plain(factorization, constants),
+        constants.needed("gap", source),
+        constants.learning_rate,
+    )
     limit = _step_at_most(source, constants, 1 / 4)
     tau = _tau(source, tau, 1 / constants.step, "1/(γL)")
     if not 1 / 4 <= constants.step * tau <= 4:
@@ -158,12 +167,17 @@ def nonconvex_bound(factorization: Factorization, constants: Constants, *, tau: 
         )
     bracket, n = noise_bracket(f, tau), f.steps + 1
     unit = constants.step * constants.noise_length**2 / n
-    parts = {"between restarts": 4 * unit * constants.step * bracket.between, "restarts": 40 * unit * bracket.restarts}
+    parts = {
+        "between restarts": 4 * unit * constants.step * bracket.between,
+        "restarts": 40 * unit * bracket.restarts,
+    }
     conditions = (limit, f"1/4 ≤ γLτ = {constants.step * tau:.3g} ≤ 4")
     return Bound(source, GRADIENT, 8 * gap / (gamma * n), parts, conditions, tau=tau)
 
 
-def published_convex_bound(factorization: Factorization, constants: Constants, *, tau: int | None = None) -> Bound:
+def published_convex_bound(
+    factorization: Factorization, constants: Constants, *, tau: int | None = None
+) -> Bound:
     r"""Theorem 4.7 as published: ``4‖x₀ − x*‖²/(γ(T+1)) + 12γσ²/(T+1)·(γL·between + restarts + final)``; needs
     ``distance``.
 
@@ -175,7 +189,11 @@ def published_convex_bound(factorization: Factorization, constants: Constants, *
     `convex_bound` is what holds.
     """
     source = "Theorem 4.7 (convex), as published"
-    f, distance, gamma = _plain(factorization, constants), constants.needed("distance", source), constants.learning_rate
+    f, distance, gamma = (
+        _plain(factorization, constants),
+        constants.needed("distance", source),
+        constants.learning_rate,
+    )
     limit = _step_at_most(source, constants, 1 / 8)
     most = 1 / (8 * constants.step * max(math.log2(f.steps), 1.0))
     tau = _tau(source, tau, most, "1/(8γL log₂T)")
@@ -190,7 +208,16 @@ def published_convex_bound(factorization: Factorization, constants: Constants, *
     }
     conditions = (limit, f"τ = {tau} ≤ 1/(8γL log₂T) = {most:.3g}")
     caveat = "published, not a guarantee: its proof drops correlations between restarts; convex_bound is what holds"
-    return Bound(source, VALUE, 4 * distance**2 / (gamma * n), parts, conditions, False, tau=tau, caveat=caveat)
+    return Bound(
+        source,
+        VALUE,
+        4 * distance**2 / (gamma * n),
+        parts,
+        conditions,
+        False,
+        tau=tau,
+        caveat=caveat,
+    )
 
 
 # ---- what holds for every B: fresh noise in the virtual sequence -------------------------------------------
@@ -210,7 +237,11 @@ def convex_bound(factorization: Factorization, constants: Constants) -> Bound:
     Guarantee: for every convex L-smooth f with a minimiser, every B, and ``γL < 1``.
     """
     source = "fresh noise in the virtual sequence (convex)"
-    f, distance, gamma = _plain(factorization, constants), constants.needed("distance", source), constants.learning_rate
+    f, distance, gamma = (
+        _plain(factorization, constants),
+        constants.needed("distance", source),
+        constants.learning_rate,
+    )
     conditions = (_step_below_one(source, constants),)
     stale, fresh = Rows(f).fresh(constants.step / (1 - constants.step))
     n = f.steps + 1
@@ -229,7 +260,11 @@ def fresh_nonconvex_bound(factorization: Factorization, constants: Constants) ->
     Guarantee: for every L-smooth f, every B, and ``γL < 1``.
     """
     source = "fresh noise in the virtual sequence (non-convex)"
-    f, gap, gamma = _plain(factorization, constants), constants.needed("gap", source), constants.learning_rate
+    f, gap, gamma = (
+        _plain(factorization, constants),
+        constants.needed("gap", source),
+        constants.learning_rate,
+    )
     conditions = (_step_below_one(source, constants),)
     stale, fresh = Rows(f).fresh(constants.step)
     n = (f.steps + 1) * (1 - constants.step)
@@ -296,7 +331,9 @@ def pgd_by_virtual_bound(factorization: Factorization, constants: Constants) -> 
     """
     f = _must_be("PGD", factorization, isinstance(factorization, Identity), constants)
     per_variance = 2 * constants.learning_rate * constants.step * f.steps * f.sensitivity**2
-    return _convex("PGD by the virtual sequence (appendix F)", f, constants, 1 / 4, 2.0, per_variance)
+    return _convex(
+        "PGD by the virtual sequence (appendix F)", f, constants, 1 / 4, 2.0, per_variance
+    )
 
 
 def chess_bound(factorization: Factorization, constants: Constants) -> Bound:
@@ -333,7 +370,9 @@ def frobenius_rate(factorization: Factorization, constants: Constants) -> Bound:
     )
 
 
-def _convex(source: str, f: Factorization, c: Constants, most: float, factor: float, per_variance: float) -> Bound:
+def _convex(
+    source: str, f: Factorization, c: Constants, most: float, factor: float, per_variance: float
+) -> Bound:
     """``factor·‖x₀ − x*‖²/(γ(T+1)) + per_variance·ζ²``, for ``γL ≤ most``."""
     conditions = (_step_at_most(source, c, most),)
     optimization = factor * c.needed("distance", source) ** 2 / (c.learning_rate * (f.steps + 1))
@@ -363,7 +402,9 @@ def pgd_virtual_noise(steps: int, constants: Constants) -> float:
     At least ``γ²Lσ²T/8`` for ``T ≥ 2 log 4/(γL)``: it grows without limit, while that of ``x_T`` does not.
     """
     rho = 1 - constants.step
-    total = (steps - 1) - 2 * rho * _geometric(rho, steps - 1) + rho**2 * _geometric(rho**2, steps - 1)
+    total = (
+        (steps - 1) - 2 * rho * _geometric(rho, steps - 1) + rho**2 * _geometric(rho**2, steps - 1)
+    )
     return anti_pgd_lower_bound(constants) * total
 
 
@@ -390,7 +431,9 @@ def _geometric(ratio: float, terms: int) -> float:
 # ---- the sequences themselves ------------------------------------------------------------------------------
 
 
-def iterates(gradient: Callable[[Array], Any], start: Any, noise: Any, learning_rate: float) -> Array:
+def iterates(
+    gradient: Callable[[Array], Any], start: Any, noise: Any, learning_rate: float
+) -> Array:
     """``x_0 … x_T`` under the noise ``u = BZ`` (rows ``u_1 … u_T``): ``x_{t+1} = x_t − γ(∇f(x_t) + u_{t+1} − u_t)``."""
     u = _with_zero(noise)
     x = [np.asarray(start, dtype=np.float64)]
@@ -409,7 +452,9 @@ def virtual_iterates(path: Any, noise: Any, learning_rate: float, tau: int | Non
     return moved
 
 
-def smoothed_iterates(gradient: Callable[[Array], Any], start: Any, noise: Any, learning_rate: float) -> Array:
+def smoothed_iterates(
+    gradient: Callable[[Array], Any], start: Any, noise: Any, learning_rate: float
+) -> Array:
     """SGD with randomized smoothing, ``x̃_{t+1} = x̃_t − γ∇f(x̃_t − γz_t)``: Anti-PGD, seen from ``x̃ = x + γz`` (§3)."""
     z = _with_zero(noise)
     x = [np.asarray(start, dtype=np.float64)]
@@ -444,12 +489,16 @@ def _plain(f: Any, *constants: Any) -> Factorization:
 
 def _must_be(name: str, f: Factorization, it_is: bool, constants: Constants) -> Factorization:
     if not it_is:
-        raise ValueError(f"the factorization is {getattr(f, 'name', f)!r}: this bound is about {name} alone")
+        raise ValueError(
+            f"the factorization is {getattr(f, 'name', f)!r}: this bound is about {name} alone"
+        )
     return _plain(f, constants)
 
 
 def _is_anti_pgd(f: Factorization) -> bool:
-    return isinstance(f, Dense) and np.array_equal(f.encoder(), np.tril(np.ones((f.steps, f.steps))))
+    return isinstance(f, Dense) and np.array_equal(
+        f.encoder(), np.tril(np.ones((f.steps, f.steps)))
+    )
 
 
 def _is_chess(f: Factorization) -> bool:

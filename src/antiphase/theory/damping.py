@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import scipy
 
-from antiphase import _checks as check
+from antiphase._util import checks as check
 from antiphase.design import design
-from antiphase.factorization.base import Factorization
+from antiphase.factorizations.base import Factorization
 from antiphase.participation import Participation
 from antiphase.theory.quadratic import Quadratic, exact
 from antiphase.workload import Workload
@@ -90,7 +90,9 @@ def best_damping(
     for final_weight in final_weights:
         weight = check.positive_number("final_weight", final_weight)
         value(1.0, weight)
-        points = np.linspace(math.log(least), math.log(most), math.ceil(math.log(most / least) / COARSE) + 1).tolist()
+        points = np.linspace(
+            math.log(least), math.log(most), math.ceil(math.log(most / least) / COARSE) + 1
+        ).tolist()
         i = int(np.argmin([value(1.0 - math.exp(point), weight) for point in points]))
         around = points[max(i - 1, 0)], points[min(i + 1, len(points) - 1)]
         scipy.optimize.minimize_scalar(

@@ -18,17 +18,19 @@ from typing import Any, cast
 
 import numpy as np
 
-from antiphase import _checks as check
-from antiphase._checks import Array
-from antiphase.factorization.base import Factorization
-from antiphase.factorization.streamed import Stretch
+from antiphase._util import checks as check
+from antiphase._util.checks import Array
+from antiphase._util.values import Value
+from antiphase.factorizations.as_stream import stretches
+from antiphase.factorizations.base import Factorization
+from antiphase.factorizations.streaming import Stretch
 from antiphase.mechanism import Mechanism
 from antiphase.noise import Key
-from antiphase.theory.following import stretches
-from antiphase.values import Value
 from antiphase.workload import Workload
 
-SIMULATED = "0" * 32  # the run of a simulation: nothing private is released, so the same seed is the same noise
+SIMULATED = (
+    "0" * 32
+)  # the run of a simulation: nothing private is released, so the same seed is the same noise
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,13 +55,24 @@ class Quadratic(Value):
     def __post_init__(self) -> None:
         spectrum = check.real_array("spectrum", self.spectrum, ndim=1)
         if not len(spectrum) or (spectrum < 0).any() or not spectrum.any():
-            raise ValueError(f"spectrum = {self.spectrum!r} needs curvatures of at least 0, and one above 0")
+            raise ValueError(
+                f"spectrum = {self.spectrum!r} needs curvatures of at least 0, and one above 0"
+            )
         object.__setattr__(self, "spectrum", spectrum)
-        for name, least in (("optimum", -math.inf), ("start", -math.inf), ("spread", 0.0), ("multiplicity", 0.0)):
+        for name, least in (
+            ("optimum", -math.inf),
+            ("start", -math.inf),
+            ("spread", 0.0),
+            ("multiplicity", 0.0),
+        ):
             value = np.asarray(getattr(self, name), dtype=np.float64)
-            value = check.real_array(name, np.full(len(spectrum), value) if value.ndim == 0 else value, ndim=1)
+            value = check.real_array(
+                name, np.full(len(spectrum), value) if value.ndim == 0 else value, ndim=1
+            )
             if len(value) != len(spectrum):
-                raise ValueError(f"{name} has {len(value)} entries for {len(spectrum)} curvatures; give one for each")
+                raise ValueError(
+                    f"{name} has {len(value)} entries for {len(spectrum)} curvatures; give one for each"
+                )
             if (value < least).any():
                 raise ValueError(f"{name} = {value.min():g} must be at least {least:g} everywhere")
             object.__setattr__(self, name, value)
@@ -73,7 +86,9 @@ class Quadratic(Value):
         σ = 20 is ``noise = 20/√d = 2``.
         """
         dimension = check.whole_number("dimension", dimension, least=2)
-        singular = np.linspace(0.0, math.sqrt(check.positive_number("smoothness", smoothness)), dimension)
+        singular = np.linspace(
+            0.0, math.sqrt(check.positive_number("smoothness", smoothness)), dimension
+        )
         spread = np.zeros(dimension)
         spread[1:] = 1.0 / singular[1:]
         return cls(singular**2, spread=spread)
@@ -125,7 +140,11 @@ class Expectation:
 
 
 def exact(
-    plan: Factorization | Mechanism, problem: Quadratic, *, learning_rate: float = 1.0, noise: float | None = None
+    plan: Factorization | Mechanism,
+    problem: Quadratic,
+    *,
+    learning_rate: float = 1.0,
+    noise: float | None = None,
 ) -> Expectation:
     r"""The expectations on ``problem`` of the optimizer that ``plan`` was designed for, at every step.
 
@@ -148,9 +167,13 @@ def exact(
         signal = _signal(workload, problem)
         variance = np.vstack([np.zeros(len(h)), scale**2 * _variances(factorization, workload, h)])
     if not (np.isfinite(signal).all() and np.isfinite(variance).all()):
-        raise ValueError(f"learning_rate = {learning_rate:g}: the optimizer diverges on this spectrum; lower it")
+        raise ValueError(
+            f"learning_rate = {learning_rate:g}: the optimizer diverges on this spectrum; lower it"
+        )
     curved, half = many * h**2, many * h / 2
-    return Expectation(Split(signal @ curved, variance @ curved), Split(signal @ half, variance @ half))
+    return Expectation(
+        Split(signal @ curved, variance @ curved), Split(signal @ half, variance @ half)
+    )
 
 
 def _noise_of(plan: Factorization | Mechanism, noise: float | None) -> tuple[Factorization, float]:
@@ -161,13 +184,17 @@ def _noise_of(plan: Factorization | Mechanism, noise: float | None) -> tuple[Fac
         plan = plan.factorization
     check.instance("plan", plan, Factorization)
     if noise is None:
-        raise TypeError("noise = None: a factorization says nothing of its scale; give noise, or a Mechanism")
+        raise TypeError(
+            "noise = None: a factorization says nothing of its scale; give noise, or a Mechanism"
+        )
     return plan, check.real_number("noise", noise, least=0.0) * plan.sensitivity
 
 
 def _scaled(workload: Workload, learning_rate: float) -> Workload:
     if workload.curvature:
-        raise ValueError(f"the workload has a curvature of its own, {workload.curvature:g}; say it in the spectrum")
+        raise ValueError(
+            f"the workload has a curvature of its own, {workload.curvature:g}; say it in the spectrum"
+        )
     return workload.scaled(check.positive_number("learning_rate", learning_rate))
 
 
@@ -175,7 +202,11 @@ def ends_further_off(workload: Workload, curvature: float, learning_rate: float 
     """Whether training without noise, along a direction of this curvature, ends further from the optimum than it
     began."""
     with np.errstate(over="ignore", invalid="ignore"):
-        moved = _scaled(workload, learning_rate).with_curvature(curvature).apply(np.ones(workload.steps))[-1]
+        moved = (
+            _scaled(workload, learning_rate)
+            .with_curvature(curvature)
+            .apply(np.ones(workload.steps))[-1]
+        )
     return not abs(1.0 - curvature * moved) <= 1.0 + 1e-12
 
 
@@ -239,7 +270,11 @@ def streamed_variances(followed: Sequence[Stretch], workload: Workload, spectrum
     variance, rests, fresh = np.ones(T), np.ones(T, np.bool_), np.zeros(T, np.bool_)
     for stretch in followed:
         live = row + stretch.live
-        here = live[:, None, None], np.arange(stretch.r.shape[1])[:, None], np.arange(stretch.r.shape[2])
+        here = (
+            live[:, None, None],
+            np.arange(stretch.r.shape[1])[:, None],
+            np.arange(stretch.r.shape[2]),
+        )
         read[here] = -stretch.r / stretch.delta[:, None, None]
         gain[here] = stretch.g
         move[here] = np.concatenate([stretch.move[1:], np.zeros_like(stretch.move[:1])])
@@ -402,16 +437,23 @@ def simulate(
     workload = _scaled(factorization.workload, learning_rate)
     runs = check.whole_number("runs", runs)
     if workload.bands is None:
-        raise ValueError("a workload given as a matrix is not simulated: it has no recurrence. Use exact")
+        raise ValueError(
+            "a workload given as a matrix is not simulated: it has no recurrence. Use exact"
+        )
     if tau is not None:
         check.whole_number("tau", tau)
         if not workload.is_plain_sgd or workload.delay:
-            raise ValueError(f"tau = {tau}: the virtual sequence is defined for plain SGD, not {workload.describe()}")
+            raise ValueError(
+                f"tau = {tau}: the virtual sequence is defined for plain SGD, not {workload.describe()}"
+            )
     h, optimum, start = _directions(problem, runs, np.random.default_rng(seed))
     rows = _noise_rows(factorization, scale, optimum.shape, seed)
     found = {name: np.empty((runs, workload.steps + 1)) for name in ("gradient", "gap")}
     if tau is not None:
-        found |= {name: np.empty((runs, workload.steps + 1)) for name in ("virtual_gradient", "virtual_gap", "apart")}
+        found |= {
+            name: np.empty((runs, workload.steps + 1))
+            for name in ("virtual_gradient", "virtual_gap", "apart")
+        }
     x = virtual = np.broadcast_to(start, optimum.shape)
     optimizer = _Optimizer(workload, start)
     for t in range(workload.steps + 1):
@@ -423,7 +465,9 @@ def simulate(
                 virtual = x if t % tau == 0 else virtual - workload.learning_rates[t - 1] * gradient
         found["gradient"][:, t], found["gap"][:, t] = _measured(h, x - optimum)
         if tau is not None:
-            found["virtual_gradient"][:, t], found["virtual_gap"][:, t] = _measured(h, virtual - optimum)
+            found["virtual_gradient"][:, t], found["virtual_gap"][:, t] = _measured(
+                h, virtual - optimum
+            )
             found["apart"][:, t] = np.square(x - virtual).sum(axis=1)
     return Paths(**found)
 
@@ -433,18 +477,23 @@ def _measured(h: Array, error: Array) -> tuple[Array, Array]:
     return np.einsum("ri,ri->r", curved, curved), 0.5 * np.einsum("ri,ri->r", curved, error)
 
 
-def _directions(problem: Quadratic, runs: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+def _directions(
+    problem: Quadratic, runs: int, rng: np.random.Generator
+) -> tuple[Array, Array, Array]:
     """The curvature, the optimum of every run and the start along each direction, one for one."""
     many = problem.multiplicity.astype(np.int64)
     if (many != problem.multiplicity).any():
         raise ValueError("multiplicity has fractions: a simulation needs whole directions")
     h, optimum, start, spread = (
-        np.repeat(values, many) for values in (problem.spectrum, problem.optimum, problem.start, problem.spread)
+        np.repeat(values, many)
+        for values in (problem.spectrum, problem.optimum, problem.start, problem.spread)
     )
     return h, optimum + spread * rng.standard_normal((runs, len(h))), start
 
 
-def _noise_rows(factorization: Factorization, scale: float, shape: tuple[int, ...], seed: int) -> Iterator[Array]:
+def _noise_rows(
+    factorization: Factorization, scale: float, shape: tuple[int, ...], seed: int
+) -> Iterator[Array]:
     """Row by row ``scale·C⁻¹Z``, from the mechanism's own stream."""
     mechanism = Mechanism(factorization, 1.0)
     stream = mechanism.noise(math.prod(shape), key=Key.insecure(seed), run=SIMULATED)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from antiphase import _checks as check
+from antiphase._util import checks as check
 
 LEAST = 1e-12  # of the largest curvature; what lies below is flat
 
@@ -38,9 +38,13 @@ class Spectrum:
         weights = np.ones(len(values)) if self.weights is None else self.weights
         weights = check.real_array("weights", weights, ndim=1)
         if len(weights) != len(values):
-            raise ValueError(f"weights has {len(weights)} entries for {len(values)} values; give one for each")
+            raise ValueError(
+                f"weights has {len(weights)} entries for {len(values)} values; give one for each"
+            )
         if (weights < 0).any() or not (weights * values).any():
-            raise ValueError("weights of a spectrum must be at least 0, and above 0 somewhere where the values are")
+            raise ValueError(
+                "weights of a spectrum must be at least 0, and above 0 somewhere where the values are"
+            )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "least", check.real_number("least", self.least))
@@ -80,7 +84,11 @@ class Spectrum:
         return Spectrum(total[some] / mass[some], mass[some], self.least)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"values": self.values.tolist(), "weights": self.weights.tolist(), "least": self.least}
+        return {
+            "values": self.values.tolist(),
+            "weights": self.weights.tolist(),
+            "least": self.least,
+        }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """As JSON, which `load` and ``antiphase advise --spectrum`` read."""
@@ -95,8 +103,14 @@ class Spectrum:
             raise ValueError(f"{path} is not JSON: {error}") from error
         if isinstance(found, list):
             found = {"values": found}
-        if not isinstance(found, dict) or "values" not in found or set(found) - {"values", "weights", "least"}:
-            raise ValueError(f'{path} must have a list of curvatures, or {{"values": […], "weights": […]}}')
+        if (
+            not isinstance(found, dict)
+            or "values" not in found
+            or set(found) - {"values", "weights", "least"}
+        ):
+            raise ValueError(
+                f'{path} must have a list of curvatures, or {{"values": […], "weights": […]}}'
+            )
         try:
             return cls(**found)
         except (TypeError, ValueError) as error:

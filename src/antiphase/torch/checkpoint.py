@@ -9,15 +9,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from antiphase import files
-from antiphase.errors import AntiphaseWarning, FileFormatError, KeyFileError, ParticipationError, StateError
-from antiphase.factorization.base import MALFORMED
+from antiphase._util import files
+from antiphase.errors import (
+    AntiphaseWarning,
+    FileFormatError,
+    KeyFileError,
+    ParticipationError,
+    StateError,
+)
+from antiphase.factorizations.base import MALFORMED
 from antiphase.torch import distributed
 from antiphase.torch.release import Release
 
 
 def save(
-    path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, order: Any, more: dict[str, Any]
+    path: Any,
+    module: Any,
+    optimizer: Any,
+    scheduler: Any,
+    release: Release,
+    order: Any,
+    more: dict[str, Any],
 ) -> None:
     """Everything that going on needs but the key, and ``more`` of the user's: plain values and tensors."""
     tensors: dict[str, Any] = {}
@@ -37,7 +49,12 @@ def save(
 
 
 def load(
-    path: Any, module: Any, optimizer: Any, scheduler: Any, release: Release, go_on: Callable[[Any, Any], None]
+    path: Any,
+    module: Any,
+    optimizer: Any,
+    scheduler: Any,
+    release: Release,
+    go_on: Callable[[Any, Any], None],
 ) -> dict[str, Any]:
     """Put everything back; ``go_on`` is called with the state of the release and the order of the batches first.
 
@@ -50,7 +67,9 @@ def load(
     try:
         if content["what"] != "checkpoint":
             raise FileFormatError(f"{path}: holds a {content['what']!r}, not a checkpoint")
-        tensors = content["tensors"] | {"like": next(filter(distributed.is_shard, module.parameters()), None)}
+        tensors = content["tensors"] | {
+            "like": next(filter(distributed.is_shard, module.parameters()), None)
+        }
         more: dict[str, Any] = _unpacked(content["more"], tensors)
         go_on(_unpacked(content["release"], tensors), _unpacked(content["order"], tensors))
         try:
@@ -123,7 +142,10 @@ def _packed(item: Any, tensors: dict[str, Any]) -> Any:
         tensors[name] = item
         return {"$": "tensor", "name": name, "type": kind, "shape": list(item.shape)}
     if isinstance(item, dict):
-        return {"$": "dict", "items": [[_packed(k, tensors), _packed(v, tensors)] for k, v in item.items()]}
+        return {
+            "$": "dict",
+            "items": [[_packed(k, tensors), _packed(v, tensors)] for k, v in item.items()],
+        }
     if isinstance(item, list | tuple | set):
         kind = type(item).__name__ if type(item) in (list, tuple, set) else "tuple"
         return {"$": kind, "items": [_packed(part, tensors) for part in item]}
@@ -131,7 +153,9 @@ def _packed(item: Any, tensors: dict[str, Any]) -> Any:
         return item.item()
     if item is None or isinstance(item, bool | int | float | str):
         return _json_number(item)
-    raise TypeError(f"a {type(item).__name__} cannot be kept in a checkpoint that runs nothing: {item!r}")
+    raise TypeError(
+        f"a {type(item).__name__} cannot be kept in a checkpoint that runs nothing: {item!r}"
+    )
 
 
 def _json_number(item: Any) -> Any:
@@ -153,9 +177,13 @@ def _unpacked(item: Any, tensors: dict[str, Any]) -> Any:
         tensor = torch.from_numpy(np.array(array))
         return tensor.view(torch.bfloat16) if item["type"] == "bfloat16" else tensor
     if kind == "shard":
-        return distributed.as_shard(_unpacked(item["part"], tensors), tensors["like"], item["shape"])
+        return distributed.as_shard(
+            _unpacked(item["part"], tensors), tensors["like"], item["shape"]
+        )
     if kind == "float":
         return float(item["value"])
     if kind == "dict":
         return {_unpacked(k, tensors): _unpacked(v, tensors) for k, v in item["items"]}
-    return {"list": list, "tuple": tuple, "set": set}[kind](_unpacked(part, tensors) for part in item["items"])
+    return {"list": list, "tuple": tuple, "set": set}[kind](
+        _unpacked(part, tensors) for part in item["items"]
+    )

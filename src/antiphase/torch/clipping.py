@@ -24,7 +24,9 @@ SMALLEST = 1e-30  # factors below are not for float32, which has few digits ther
 CANCELLATION = 64.0  # largest S/‖G‖ (docs/clipping.md) at which an example keeps its full share
 COHERENT = 512  # examples whose inputs' rounding may change in the same direction at one time
 MOST_TOGETHER = 64  # examples in one float32 product
-GROUPED_TERMS = 10240  # (examples of a batch) × (examples of a group), which the rounding of groups grows with
+GROUPED_TERMS = (
+    10240  # (examples of a batch) × (examples of a group), which the rounding of groups grows with
+)
 
 
 def group_size(batch_size: int) -> int:
@@ -39,8 +41,12 @@ def clip_margin(batch_size: int) -> float:
         batch_size: the most examples of one step, all processes together. Public.
     """
     inside_groups = 2 * (group_size(batch_size) + 3) * UNIT * batch_size
-    of_sums = 4 * UNIT * batch_size  # sums of processes are rounded to float32, and added up in float64
-    of_inputs = 4 * UNIT * CANCELLATION * min(batch_size, COHERENT)  # as of a mean over another number of examples
+    of_sums = (
+        4 * UNIT * batch_size
+    )  # sums of processes are rounded to float32, and added up in float64
+    of_inputs = (
+        4 * UNIT * CANCELLATION * min(batch_size, COHERENT)
+    )  # as of a mean over another number of examples
     # PRIVACY: what an example changes in the rounding of all others is taken off its own share.   [G16]
     return inside_groups + of_sums + of_inputs + 2 * NORM_ERROR
 
@@ -120,10 +126,14 @@ def _block_norms(rows: Tensor) -> Tensor:
         short: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
         return short.double()
     whole = length - length % BLOCK
-    blocks = torch.linalg.vector_norm(rows[:, :whole].view(len(rows), whole // BLOCK, BLOCK), dim=2, dtype=dtype)
+    blocks = torch.linalg.vector_norm(
+        rows[:, :whole].view(len(rows), whole // BLOCK, BLOCK), dim=2, dtype=dtype
+    )
     norms: Tensor = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64)
     if whole < length:
-        norms = torch.hypot(norms, torch.linalg.vector_norm(rows[:, whole:], dim=1, dtype=dtype).double())
+        norms = torch.hypot(
+            norms, torch.linalg.vector_norm(rows[:, whole:], dim=1, dtype=dtype).double()
+        )
     return norms
 
 
@@ -145,7 +155,9 @@ def example_norms(gradients: list[Tensor]) -> tuple[Tensor, Tensor | None]:
     each = torch.stack([_block_norms(r).to(rows[0].device) for r in rows], dim=1)
     doubtful = _is_doubtful(each)
     if bool(doubtful.any()):
-        columns = [_repaired(each[:, i], r, doubtful[:, i].to(r.device)) for i, r in enumerate(rows)]
+        columns = [
+            _repaired(each[:, i], r, doubtful[:, i].to(r.device)) for i, r in enumerate(rows)
+        ]
         each = torch.stack([c.to(each.device) for c in columns], dim=1)
     norms: Tensor = torch.linalg.vector_norm(each, dim=1)
     return norms, finite(norms)
@@ -157,7 +169,9 @@ def finite(norms: Tensor) -> Tensor | None:
     return None if bool(found.all()) else found
 
 
-def weighted_sum(factors: Tensor, rows: Tensor, kept: Tensor | None = None, together: int = 1) -> Tensor:
+def weighted_sum(
+    factors: Tensor, rows: Tensor, kept: Tensor | None = None, together: int = 1
+) -> Tensor:
     """`weighted_sums` of one tensor."""
     return weighted_sums(factors, [rows], kept, together)[0]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from antiphase import _checks as check
+from antiphase._util import checks as check
 from antiphase.errors import AntiphaseWarning, SettingsError
 from antiphase.torch.distributed import plain
 
@@ -73,8 +73,14 @@ def refuse_uncovered(module: nn.Module, optimizer: Any) -> None:
 
 def outside(module: nn.Module, optimizer: Any) -> dict[str, nn.Parameter]:
     """The parameters that require a gradient and that ``optimizer`` does not have, by name."""
-    covered = {id(p) for p in chain.from_iterable(group["params"] for group in optimizer.param_groups)}
-    return {n: p for n, p in plain(module).named_parameters() if p.requires_grad and id(p) not in covered}
+    covered = {
+        id(p) for p in chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    }
+    return {
+        n: p
+        for n, p in plain(module).named_parameters()
+        if p.requires_grad and id(p) not in covered
+    }
 
 
 class UnusedParameters:
@@ -93,7 +99,9 @@ class UnusedParameters:
         if self._left <= 0 or find is None:
             return
         now = find()
-        self._unused = now if self._unused is None else [name for name in self._unused if name in now]
+        self._unused = (
+            now if self._unused is None else [name for name in self._unused if name in now]
+        )
         self._left -= 1
         if not self._left and self._unused:
             warnings.warn(

@@ -24,10 +24,12 @@ from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.noise.normals import CHUNK
 from antiphase.noise.stream import NoiseStream, parse_memory
-from antiphase.torch.sampling import FixedOrder
+from antiphase.torch.batch_selection import FixedOrder
 
 Shapes = dict[str, tuple[int, ...]]
-Rows = tuple[int, int]  # of a tensor, along its first dimension: from the first to before the second
+Rows = tuple[
+    int, int
+]  # of a tensor, along its first dimension: from the first to before the second
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,13 @@ class Group:
                 )
             return _sharded(module)
         if grad_sample_mode == "ghost_fsdp":
-            raise ValueError('grad_sample_mode = "ghost_fsdp" is for models of torch\'s fully_shard; use "ghost"')
+            raise ValueError(
+                'grad_sample_mode = "ghost_fsdp" is for models of torch\'s fully_shard; use "ghost"'
+            )
         if any(isinstance(part, FSDPModule) for part in module.modules()):
-            raise ValueError("a part of the model is of fully_shard and the whole is not: call fully_shard(module) too")
+            raise ValueError(
+                "a part of the model is of fully_shard and the whole is not: call fully_shard(module) too"
+            )
         wrapped = plain(module, until=(DPDDP, DDP))
         if isinstance(wrapped, DDP):
             # PRIVACY: DDP sums in the backward pass, before anything is clipped or checked.   [G17]
@@ -103,8 +109,12 @@ class Group:
     ) -> NoiseStream | ShardedNoise | None:
         """This process's share of the noise of one process, and of its ``memory``; None if it has none."""
         if self.sharded:
-            rows = {name: rows_of(shape[0], self.rank, self.world) for name, shape in shapes.items()}
-            return ShardedNoise(mechanism, key=key, run=run, shapes=shapes, rows=rows, memory=memory)
+            rows = {
+                name: rows_of(shape[0], self.rank, self.world) for name, shape in shapes.items()
+            }
+            return ShardedNoise(
+                mechanism, key=key, run=run, shapes=shapes, rows=rows, memory=memory
+            )
         own = self.owned(shapes)
         budget = _share_of_memory(memory, own, shapes)
         return NoiseStream(mechanism, key=key, run=run, shapes=own, memory=budget) if own else None
@@ -247,18 +257,26 @@ class ShardedNoise:
         for name, shape in shapes.items():
             first, stop = rows[name]
             if not 0 <= first <= stop <= shape[0]:
-                raise ValueError(f"rows[{name!r}] = {first}, {stop}: the tensor has {shape[0]} rows")
+                raise ValueError(
+                    f"rows[{name!r}] = {first}, {stop}: the tensor has {shape[0]} rows"
+                )
             width = math.prod(shape[1:])
             chunk, end = first * width // CHUNK, -(-stop * width // CHUNK)
             if first < stop:
                 covers[name] = ((end - chunk) * CHUNK,)
                 chunks[name] = chunk
-            self._spans[name] = (first * width - chunk * CHUNK, (stop - first) * width, (stop - first, *shape[1:]))
+            self._spans[name] = (
+                first * width - chunk * CHUNK,
+                (stop - first) * width,
+                (stop - first, *shape[1:]),
+            )
         budget = _share_of_memory(memory, covers, shapes)
         # PRIVACY: the place in the whole tensor is in the counter, so no two shards have the same normals.   [G17]
         where: dict[str, Any] = {"shapes": covers, "first_chunks": chunks}
         self._stream = (
-            NoiseStream(mechanism, key=key, run=run, memory=budget, threads=threads, **where) if covers else None
+            NoiseStream(mechanism, key=key, run=run, memory=budget, threads=threads, **where)
+            if covers
+            else None
         )
 
     def skip(self, count: int) -> None:
@@ -274,7 +292,9 @@ class ShardedNoise:
         made = {} if self._stream is None else self._stream.next()
         nothing = np.empty(0, np.float32)
         return {
-            name: made.get(name, nothing)[start : start + size].reshape(shape) if size else nothing.reshape(shape)
+            name: made.get(name, nothing)[start : start + size].reshape(shape)
+            if size
+            else nothing.reshape(shape)
             for name, (start, size, shape) in self._spans.items()
         }
 
@@ -299,7 +319,9 @@ def is_shard(item: Any) -> bool:
 def as_shard(part: torch.Tensor, like: Any, shape: Any = None) -> torch.Tensor:
     """``part`` as this process's rows of a tensor of ``shape`` (by default that of ``like``)."""
     if like is None:
-        raise ValueError("a part of a tensor was saved by fully_shard, and this model is not of that kind")
+        raise ValueError(
+            "a part of a tensor was saved by fully_shard, and this model is not of that kind"
+        )
     shape = torch.Size(like.shape if shape is None else shape)
     stride = torch.empty(shape, device="meta").stride()
     made: torch.Tensor = DTensor.from_local(
@@ -329,7 +351,9 @@ def _sharded(module: nn.Module) -> Group:
     for part in module.modules():
         if isinstance(part, FSDPModule):
             if not hasattr(part, "set_force_sum_reduction_for_comms"):
-                raise ValueError(f"torch {torch.__version__} averages shards in fully_shard; a newer one is needed")
+                raise ValueError(
+                    f"torch {torch.__version__} averages shards in fully_shard; a newer one is needed"
+                )
             part.set_force_sum_reduction_for_comms(True)
             part.set_gradient_divide_factor(1.0)
     return dataclasses.replace(current, sharded=True)

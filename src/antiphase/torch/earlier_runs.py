@@ -13,12 +13,14 @@ import numpy as np
 import torch
 
 from antiphase import accounting
-from antiphase.ledger import WriteAheadLedger
+from antiphase.ledger.write_ahead import WriteAheadLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.statement import rounded_up
 
-LOOKED_AT = 64  # examples that a fingerprint is made of: the first, the last, and others evenly spaced
+LOOKED_AT = (
+    64  # examples that a fingerprint is made of: the first, the last, and others evenly spaced
+)
 MAX_BYTES = 1 << 20  # of one example that are hashed
 
 
@@ -45,7 +47,9 @@ def fingerprint(key: Key, dataset: Any) -> str | None:
     whose = [type(dataset).__name__.encode(), str(size).encode()]
     try:
         with same_randomness():
-            indices = np.unique(np.linspace(0, size - 1, min(size, LOOKED_AT)).round().astype(int)).tolist()
+            indices = np.unique(
+                np.linspace(0, size - 1, min(size, LOOKED_AT)).round().astype(int)
+            ).tolist()
             parts = [part for index in indices for part in _bytes_of(dataset[index])]
     except Exception:  # whatever a data set of the user's raises
         parts = []
@@ -87,7 +91,10 @@ def combined_epsilon(
     None if one of the runs was noted without what this needs.
     """
     if all(other.mechanism == mechanism.digest for other in others):
-        rows = [mechanism.steps if other.drawn is None else min(other.drawn, mechanism.steps) for other in others]
+        rows = [
+            mechanism.steps if other.drawn is None else min(other.drawn, mechanism.steps)
+            for other in others
+        ]
         return mechanism.epsilon_of_runs([*own, *rows], delta)
     each = [described(mechanism)] * len(own) + [other.about for other in others]
     try:
@@ -126,7 +133,10 @@ def _bytes_of(item: Any) -> Iterator[bytes]:
         flat = item.detach().cpu().reshape(-1)[:MAX_BYTES].contiguous()
         yield str(item.shape).encode() + flat.view(torch.uint8).numpy().tobytes()[:MAX_BYTES]
     elif isinstance(item, np.ndarray) and not item.dtype.hasobject:
-        yield str(item.shape).encode() + np.ascontiguousarray(item).reshape(-1)[:MAX_BYTES].tobytes()[:MAX_BYTES]
+        yield (
+            str(item.shape).encode()
+            + np.ascontiguousarray(item).reshape(-1)[:MAX_BYTES].tobytes()[:MAX_BYTES]
+        )
     elif isinstance(item, bytes | bytearray):
         yield bytes(item[:MAX_BYTES])
     elif item is None or isinstance(item, str | bool | int | float | complex | np.generic):

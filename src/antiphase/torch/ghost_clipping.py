@@ -13,14 +13,22 @@ import torch
 import torch.distributed as dist
 from opacus.grad_sample.gsm_base import AbstractGradSampleHooks, AbstractGradSampleModule
 from opacus.optimizers import DPOptimizerFastGradientClipping
-from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping, DPTensorFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import (
+    DPLossFastGradientClipping,
+    DPTensorFastGradientClipping,
+)
 from torch import nn
 
 from antiphase.errors import AntiphaseWarning, PerExampleGradientError, SettingsError
 from antiphase.torch.clipping import clip_factors, group_size, pass_of, size_of
 from antiphase.torch.distributed import as_shard, is_shard, rows_of
 from antiphase.torch.gradient_terms import RowBuffers, Rows, Term, bound_of, formed_term, merged
-from antiphase.torch.optimizer import SCALED_LOSS, IndependentNoise, PerExampleClipping, PrivateStep
+from antiphase.torch.private_optimizer import (
+    SCALED_LOSS,
+    IndependentNoise,
+    PerExampleClipping,
+    PrivateStep,
+)
 from antiphase.torch.recorder import Contribution, ForwardPass, Recorder
 
 Tensor = torch.Tensor
@@ -29,7 +37,9 @@ Tensor = torch.Tensor
 class GradSampleRecorder(Recorder):
     """Forms gradients at every backward pass, into ``p.grad_sample`` as Opacus' hooks do."""
 
-    def __init__(self, module: nn.Module, batch_first: bool = True, loss_reduction: str = "mean") -> None:
+    def __init__(
+        self, module: nn.Module, batch_first: bool = True, loss_reduction: str = "mean"
+    ) -> None:
         super().__init__(module, batch_first)
         self._reduction = loss_reduction
         self.is_collecting = True
@@ -80,7 +90,9 @@ class _Recorded:
         self.is_ghost = mode in ("ghost", "ghost_fsdp")
         made = Recorder(module, batch_first)
         made.buffers = RowBuffers()
-        self.recorder = made if self.is_ghost else GradSampleRecorder(module, batch_first, loss_reduction)
+        self.recorder = (
+            made if self.is_ghost else GradSampleRecorder(module, batch_first, loss_reduction)
+        )
 
     def disable_hooks(self) -> None:
         """Record nothing."""
@@ -97,8 +109,12 @@ class _Recorded:
 class RecordedModule(_Recorded, AbstractGradSampleModule):
     """A model whose uses of parameters are recorded in its forward and backward passes."""
 
-    def __init__(self, module: nn.Module, mode: str, batch_first: bool = True, loss_reduction: str = "mean") -> None:
-        AbstractGradSampleModule.__init__(self, module, batch_first=batch_first, loss_reduction=loss_reduction)
+    def __init__(
+        self, module: nn.Module, mode: str, batch_first: bool = True, loss_reduction: str = "mean"
+    ) -> None:
+        AbstractGradSampleModule.__init__(
+            self, module, batch_first=batch_first, loss_reduction=loss_reduction
+        )
         self._record(module, mode, batch_first, loss_reduction)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,8 +125,12 @@ class RecordedModule(_Recorded, AbstractGradSampleModule):
 class RecordedHooks(_Recorded, AbstractGradSampleHooks):
     """The same for a model that is not wrapped: it is followed by hooks of its own."""
 
-    def __init__(self, module: nn.Module, mode: str, batch_first: bool = True, loss_reduction: str = "mean") -> None:
-        AbstractGradSampleHooks.__init__(self, module, batch_first=batch_first, loss_reduction=loss_reduction)
+    def __init__(
+        self, module: nn.Module, mode: str, batch_first: bool = True, loss_reduction: str = "mean"
+    ) -> None:
+        AbstractGradSampleHooks.__init__(
+            self, module, batch_first=batch_first, loss_reduction=loss_reduction
+        )
         self._record(module, mode, batch_first, loss_reduction)
         self._passes: list[Any] = []
         self._handles = [
@@ -144,14 +164,23 @@ class _End(_Start):
             self._hooks._passes.pop().__exit__(None, None, None)
 
 
-def recorded(module: nn.Module, mode: str, *, batch_first: bool, loss_reduction: str, wrap_model: bool) -> Any:
+def recorded(
+    module: nn.Module, mode: str, *, batch_first: bool, loss_reduction: str, wrap_model: bool
+) -> Any:
     """The model, recorded for ``mode`` "hooks", "functorch" (the same), "ghost" or "ghost_fsdp"."""
     if isinstance(module, RecordedModule):
-        same = module.is_ghost == (mode in ("ghost", "ghost_fsdp")) and module.batch_first == batch_first
+        same = (
+            module.is_ghost == (mode in ("ghost", "ghost_fsdp"))
+            and module.batch_first == batch_first
+        )
         if not same or module.loss_reduction != loss_reduction:
-            raise ValueError("the model is wrapped already, for another mode, layout or loss; pass the plain model")
+            raise ValueError(
+                "the model is wrapped already, for another mode, layout or loss; pass the plain model"
+            )
         return module
-    return (RecordedModule if wrap_model else RecordedHooks)(module, mode, batch_first, loss_reduction)
+    return (RecordedModule if wrap_model else RecordedHooks)(
+        module, mode, batch_first, loss_reduction
+    )
 
 
 # Ghost clipping
@@ -174,7 +203,11 @@ def record_losses(wrapped: Any, losses: Tensor) -> tuple[dict[str, list[Term]], 
     for name, found in terms.items():
         for term in found:
             rows = len(
-                term.rows if isinstance(term, Rows) else term.indices if hasattr(term, "indices") else term.outputs
+                term.rows
+                if isinstance(term, Rows)
+                else term.indices
+                if hasattr(term, "indices")
+                else term.outputs
             )
             # PRIVACY: a row of gradients for each example, or the wrong things were clipped.   [G16]
             if rows != count:
@@ -241,7 +274,9 @@ class GhostClipping(PerExampleClipping):
     def gather(self) -> None:
         """The sums are there already, of every parameter."""
         if any(p.summed_grad is None for p in self.params):
-            raise ValueError("there is no gradient of any example: call backward() on the loss before step()")
+            raise ValueError(
+                "there is no gradient of any example: call backward() on the loss before step()"
+            )
 
     def add(self, wrapped: Any, terms: dict[str, list[Term]], count: int, losses: Tensor) -> None:
         """Clip the examples and add them to the sums."""
@@ -252,10 +287,16 @@ class GhostClipping(PerExampleClipping):
         self.clipped_to.add(float(self.max_grad_norm))
         factors = clip_factors(norms, self.max_grad_norm, self.clip_margin)
         names = {id(p): name for name, p in wrapped._module.named_parameters()}
-        self._unused = tuple(name for p in self.params if (name := names.get(id(p))) is not None and name not in terms)
+        self._unused = tuple(
+            name
+            for p in self.params
+            if (name := names.get(id(p))) is not None and name not in terms
+        )
         for p in self.params:
             total = torch.zeros(p.shape, dtype=torch.float64, device=p.device)
-            for term in terms.pop(names.get(id(p), ""), []):  # guards refuse parameters that were added later
+            for term in terms.pop(
+                names.get(id(p), ""), []
+            ):  # guards refuse parameters that were added later
                 term.add(total, factors, mask, group_size(self.most_examples))
                 if isinstance(term, Rows) and term.is_own and wrapped.recorder.buffers is not None:
                     wrapped.recorder.buffers.give_back(term.rows)

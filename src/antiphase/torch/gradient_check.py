@@ -23,8 +23,8 @@ from antiphase.torch.clipping import example_norms, flat
 from antiphase.torch.distributed import is_shard, plain
 from antiphase.torch.earlier_runs import same_randomness
 from antiphase.torch.ghost_clipping import gradients_and_bounds
+from antiphase.torch.model_state_check import changed_by
 from antiphase.torch.recorder import tensors_in
-from antiphase.torch.unchanged import changed_by
 
 Tensor = torch.Tensor
 EXAMPLES = 4
@@ -32,7 +32,9 @@ POINTS = 2  # random points: inputs of their own, and at the second one other pa
 TOLERANCE = 1e-3  # of a gradient, relative to its norm
 LOW_PRECISION_TOLERANCE = 3e-2
 NORM_TOLERANCE = 1e-6  # by how much a norm may be below the true one, relatively
-PERTURBATION = 0.02  # of parameters at the second point: so that zeros (of LoRA's B) hide no gradient
+PERTURBATION = (
+    0.02  # of parameters at the second point: so that zeros (of LoRA's B) hide no gradient
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,11 @@ class NotPossible(Exception):
 
 
 def check_gradients(
-    module: nn.Module, wrapped: Any, mode: str, loader: Any, probe_inputs: Callable[[int], Any] | None = None
+    module: nn.Module,
+    wrapped: Any,
+    mode: str,
+    loader: Any,
+    probe_inputs: Callable[[int], Any] | None = None,
 ) -> str | None:
     """Compare per-example gradients and norms with batches of one. None, or why the check could not be made.
 
@@ -119,7 +125,9 @@ def _made_up_inputs(loader: Any, probe_inputs: Any, device: Any, model: nn.Modul
         batches = [collate([examples[0]] * count) for count in (EXAMPLES, 1)]
         ranges = [collate([example]) for example in examples]
     except Exception as error:  # whatever a data set of the user's raises
-        raise NotPossible(f"the first examples could not be read ({type(error).__name__})") from error
+        raise NotPossible(
+            f"the first examples could not be read ({type(error).__name__})"
+        ) from error
     if not tensors_in(batches[0]):
         raise NotPossible("the loader's batches hold no tensors")
     made = _random_like(batches[0], ranges)
@@ -173,7 +181,9 @@ def _with_dims(several: Any, one: Any, device: Any) -> Inputs:
             raise NotPossible("inputs of one example have other dimensions than those of several")
         unlike = [i for i, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)) if x != y]
         if len(unlike) > 1:
-            raise NotPossible("inputs of one example differ from those of several in more than one dimension")
+            raise NotPossible(
+                "inputs of one example differ from those of several in more than one dimension"
+            )
         dims[place] = unlike[0] if unlike else None
     args, kwargs = pytree.tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, several)
     if not any(dim is not None for dim in dims.values()):
@@ -188,7 +198,9 @@ def _random_like(batch: Any, ranges: list[Any]) -> Any:
     generator = torch.Generator().manual_seed(0)
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
-            values = [s[i] for s in seen if i < len(s) and isinstance(s[i], Tensor) and s[i].numel()]
+            values = [
+                s[i] for s in seen if i < len(s) and isinstance(s[i], Tensor) and s[i].numel()
+            ]
             leaves[i] = _random(leaf, values, generator)
     return pytree.tree_unflatten(leaves, tree)
 
@@ -212,7 +224,9 @@ def _other_values(inputs: Inputs, point: int) -> Inputs:
     def shuffled(t: Any) -> Any:
         if not isinstance(t, Tensor) or t.ndim == 0:
             return t
-        return t.flatten()[torch.randperm(t.numel(), generator=generator).to(t.device)].view(t.shape)
+        return t.flatten()[torch.randperm(t.numel(), generator=generator).to(t.device)].view(
+            t.shape
+        )
 
     args, kwargs = pytree.tree_map(shuffled, (inputs.args, inputs.kwargs))
     return Inputs(args, kwargs, inputs.dims)
@@ -230,7 +244,9 @@ def _compare(model: nn.Module, wrapped: Any, mode: str, inputs: Inputs) -> None:
     except PerExampleGradientError:
         raise
     except Exception as error:  # whatever a model does with inputs that are not its own
-        raise NotPossible(f"the model fails on one made-up example ({type(error).__name__})") from error
+        raise NotPossible(
+            f"the model fails on one made-up example ({type(error).__name__})"
+        ) from error
     truth = {name: torch.stack([rows[name] for rows in expected]) for name in trained}
     if not all(bool(torch.isfinite(rows).all()) for rows in truth.values()):
         raise NotPossible("gradients of made-up inputs are not finite")
@@ -253,31 +269,45 @@ def _compare(model: nn.Module, wrapped: Any, mode: str, inputs: Inputs) -> None:
         if own is None:
             own = torch.zeros_like(rows)
         if own.shape != rows.shape:
-            raise _wrong(model, name, f"gradients of shape {tuple(own.shape)} for {EXAMPLES} examples", mode)
+            raise _wrong(
+                model, name, f"gradients of shape {tuple(own.shape)} for {EXAMPLES} examples", mode
+            )
         distance = torch.linalg.vector_norm(flat(own - rows), dim=1)
         scale = torch.linalg.vector_norm(flat(rows), dim=1) + 1e-3 * overall
         # PRIVACY: clipped is what was computed; it must be the gradient of one example.   [G16]
         if bool((distance > tolerance * scale).any()):
             worst = float((distance / scale.clamp(min=1e-300)).max())
             raise _wrong(
-                model, name, f"the gradient of an example differs from that of a batch of one by {worst:.1e}", mode
+                model,
+                name,
+                f"the gradient of an example differs from that of a batch of one by {worst:.1e}",
+                mode,
             )
     # PRIVACY: an example is divided by this norm; if it is too small, it contributes more than the clip norm.   [G16]
-    if norms is not None and not low and bool((norms < overall * (1 - NORM_TOLERANCE) - 1e-12).any()):
+    if (
+        norms is not None
+        and not low
+        and bool((norms < overall * (1 - NORM_TOLERANCE) - 1e-12).any())
+    ):
         raise PerExampleGradientError(
             "the norm of an example came out below that of its gradient. Nothing was released. This is a bug of "
             'antiphase: please report it, and use grad_sample_mode="hooks"'
         )
 
 
-def _alone(model: nn.Module, inputs: Inputs, example: int, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _alone(
+    model: nn.Module, inputs: Inputs, example: int, trained: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """The gradients of one example in a batch of one, in float64."""
     args, kwargs = inputs.select(example)
     with _dropout_off(model, keep_parameters=False):
         losses = _losses(model(*args, **kwargs), 1)
         gradients = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
     pairs = zip(trained.items(), gradients, strict=True)
-    return {n: torch.zeros_like(p, dtype=torch.float64) if g is None else g.detach().double() for (n, p), g in pairs}
+    return {
+        n: torch.zeros_like(p, dtype=torch.float64) if g is None else g.detach().double()
+        for (n, p), g in pairs
+    }
 
 
 def _computed(
@@ -314,7 +344,11 @@ def _losses(output: Any, count: int) -> Tensor:
     """A random linear loss of the outputs for each example; the same weights whatever the batch."""
     total: Any = 0.0
     for place, tensor in enumerate(_outputs(output)):
-        dim = 0 if tensor.shape[0] == count else next((i for i, s in enumerate(tensor.shape) if s == count), None)
+        dim = (
+            0
+            if tensor.shape[0] == count
+            else next((i for i, s in enumerate(tensor.shape) if s == count), None)
+        )
         if dim is None:
             raise PerExampleGradientError(
                 f"the model's output of shape {tuple(tensor.shape)} has no dimension of {count} examples. Nothing was "
@@ -347,13 +381,17 @@ def _cause(model: nn.Module, name: str) -> str:
     owner = model.get_submodule(name.rpartition(".")[0])
     kind = type(owner).__name__
     if getattr(owner, "scale_grad_by_freq", False):
-        return f"{kind}(scale_grad_by_freq=True) divides by counts over the whole batch; leave it out"
+        return (
+            f"{kind}(scale_grad_by_freq=True) divides by counts over the whole batch; leave it out"
+        )
     if "Norm" in kind:
         return f"{kind} uses statistics of the whole batch; use GroupNorm or LayerNorm"
     if getattr(owner, "batch_first", True) is False:
         return f"{kind} has time before examples; use batch_first=True"
     uses = sum(
-        p is dict(model.named_parameters()).get(name) for m in model.modules() for p in m.parameters(recurse=False)
+        p is dict(model.named_parameters()).get(name)
+        for m in model.modules()
+        for p in m.parameters(recurse=False)
     )
     if uses > 1:
         return "the parameter belongs to several modules (tied weights)"
@@ -425,7 +463,11 @@ def _perturbed(model: nn.Module, scale: float) -> Iterator[None]:
     try:
         with torch.no_grad():
             for p, value in kept:
-                size = scale * max(float(value.float().square().mean()) ** 0.5, 0.1) if value.numel() else 0.0
+                size = (
+                    scale * max(float(value.float().square().mean()) ** 0.5, 0.1)
+                    if value.numel()
+                    else 0.0
+                )
                 p.add_((size * torch.randn(p.shape, generator=generator)).to(p))
         yield
     finally:

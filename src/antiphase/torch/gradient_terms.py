@@ -37,7 +37,9 @@ FEATURES = 128  # that are added up in float32 within inner products of tokens
 GRAM_ERROR = 4 * (FEATURES + 2) * UNIT  # of Σ(g_t·g_s)(a_t·a_s), relative to S²
 GROUP_WORK = 2**26  # multiplications in one group of batched products
 MAX_GROUP = 16  # examples in one group
-ALIGNMENT = 16  # float32 numbers of a cache line; results of a batched product start at multiples of it
+ALIGNMENT = (
+    16  # float32 numbers of a cache line; results of a batched product start at multiples of it
+)
 UNDERFLOW = 2.0**-126  # smallest normal float32; products below may be flushed to zero
 
 
@@ -120,7 +122,9 @@ class Products:
     @property
     def is_formed_cheaply(self) -> bool:
         """Whether the gradients themselves take at most twice the memory of what they are made of."""
-        return self.tokens > 1 and is_formed_cheaply(self.tokens, self.outputs.shape[2], self.inputs.shape[2])
+        return self.tokens > 1 and is_formed_cheaply(
+            self.tokens, self.outputs.shape[2], self.inputs.shape[2]
+        )
 
     def dense(self) -> Tensor:
         """The gradients, ``(n, p, d)``."""
@@ -140,7 +144,9 @@ class Products:
 
     def _token_sizes(self) -> Tensor:
         """``‖g_t‖‖a_t‖`` of each token, (n, T)."""
-        return self._output_norms() * row_norms(self.inputs.flatten(0, 1)).view(self.inputs.shape[:2])
+        return self._output_norms() * row_norms(self.inputs.flatten(0, 1)).view(
+            self.inputs.shape[:2]
+        )
 
     def _output_norms(self) -> Tensor:
         """``‖g_t‖`` of each token, (n, T)."""
@@ -181,7 +187,9 @@ class Products:
         """What `squares` may have lost because float32 numbers vanished."""
         n, t, p = self.outputs.shape
         most = UNDERFLOW * max(p, self.inputs.shape[2])
-        lengths = [row_norms(x.flatten(0, 1)).view(n, t).sum(dim=1) for x in (self.outputs, self.inputs)]
+        lengths = [
+            row_norms(x.flatten(0, 1)).view(n, t).sum(dim=1) for x in (self.outputs, self.inputs)
+        ]
         return most * (lengths[0].square() + lengths[1].square() + most * t * t)
 
     def add(self, total: Tensor, factors: Tensor, kept: Tensor | None, together: int) -> None:
@@ -257,7 +265,10 @@ class Lookups:
         if kept is not None:
             # PRIVACY: what is not finite contributes nothing.   [G16]
             kept = kept.to(rows.device)
-            rows, factors = torch.where(kept[example, None], rows, 0.0), torch.where(kept, factors, 0.0)
+            rows, factors = (
+                torch.where(kept[example, None], rows, 0.0),
+                torch.where(kept, factors, 0.0),
+            )
         total.index_add_(0, index, rows * factors[example, None])
 
     def dense_in(self, shape: torch.Size) -> Tensor:
@@ -289,11 +300,17 @@ def merged(terms: list[Term], shape: torch.Size) -> list[Term]:
     rows = [t for t in terms if isinstance(t, Rows)]
     if len(products) > 1:
         together = Products(
-            torch.cat([p.outputs for p in products], 1), torch.cat([p.inputs.to(p.outputs.dtype) for p in products], 1)
+            torch.cat([p.outputs for p in products], 1),
+            torch.cat([p.inputs.to(p.outputs.dtype) for p in products], 1),
         )
         products = [together]
     if len(lookups) > 1:
-        lookups = [Lookups(torch.cat([t.indices for t in lookups], 1), torch.cat([t.gradients for t in lookups], 1))]
+        lookups = [
+            Lookups(
+                torch.cat([t.indices for t in lookups], 1),
+                torch.cat([t.gradients for t in lookups], 1),
+            )
+        ]
     if products and (products[0].is_formed_cheaply or rows):
         rows.append(products.pop().formed())
     if lookups and rows:
@@ -373,7 +390,9 @@ def token_sums(rows: Tensor, dim: int = 1) -> Rows:
     return Rows(rows.sum(dim=dim), row_norms(absolute))
 
 
-def batched_products(left: Tensor, right: Tensor, tokens_first: bool = True, out: Tensor | None = None) -> Tensor:
+def batched_products(
+    left: Tensor, right: Tensor, tokens_first: bool = True, out: Tensor | None = None
+) -> Tensor:
     """One matrix product for each example: ``leftᵀ right`` of (n, t, p) and (n, t, d), or ``left rightᵀ``.
 
     Guarantee: the result for an example has the same bits wherever it is in the batch, and whatever the others
@@ -419,7 +438,9 @@ def _fixed_layout(x: Tensor, group: int, dim: int, size: int) -> Tensor:
     rows, columns = (size, x.shape[2]) if dim == 1 else (x.shape[1], size)
     width = x.stride(1) if x.shape[dim] == size and _is_aligned(x) else columns
     start = x.stride(0) if width > columns else -(-rows * columns // ALIGNMENT) * ALIGNMENT
-    found = torch.empty_strided((group, rows, columns), (start, width, 1), dtype=x.dtype, device=x.device).zero_()
+    found = torch.empty_strided(
+        (group, rows, columns), (start, width, 1), dtype=x.dtype, device=x.device
+    ).zero_()
     found.narrow(0, 0, len(x)).narrow(dim, 0, x.shape[dim]).copy_(x)
     return found
 
@@ -428,7 +449,9 @@ def _is_aligned(x: Tensor) -> bool:
     """Whether libraries take each example's matrix as it lies in memory, and all of them in the same way."""
     each = x.stride(0)
     is_matrix = (
-        x.stride(2) == 1 and x.stride(1) >= x.shape[2] and each >= x.shape[1] * x.stride(1) - x.stride(1) + x.shape[2]
+        x.stride(2) == 1
+        and x.stride(1) >= x.shape[2]
+        and each >= x.shape[1] * x.stride(1) - x.stride(1) + x.shape[2]
     )
     return is_matrix and each % ALIGNMENT == 0 and x.data_ptr() % (4 * ALIGNMENT) == 0
 

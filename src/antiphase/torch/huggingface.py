@@ -10,15 +10,24 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, RandomSampler
 
-from antiphase.torch.engine import PrivacyEngine
+from antiphase.torch.privacy_engine import PrivacyEngine
 
 MISSING = "PrivateTrainer needs transformers and accelerate: pip install 'antiphase[huggingface]'"
 IGNORED = -100  # the label of a token that has none
-LOADER = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "prefetch_factor", "persistent_workers")
+LOADER = (
+    "collate_fn",
+    "num_workers",
+    "pin_memory",
+    "worker_init_fn",
+    "prefetch_factor",
+    "persistent_workers",
+)
 
 try:
     _Trainer: Any = importlib.import_module("transformers").Trainer
-    _causal: Any = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    _causal: Any = importlib.import_module(
+        "transformers.models.auto.modeling_auto"
+    ).MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError:
     _Trainer, _causal = object, {}
 
@@ -38,7 +47,9 @@ class PrivateTrainer(_Trainer):
     The ``loss`` and ``grad_norm`` that the Trainer logs are those of the data, and no part of the release.   [G14, G16]
     """
 
-    def __init__(self, *args: Any, privacy: dict[str, Any], engine: PrivacyEngine | None = None, **more: Any) -> None:
+    def __init__(
+        self, *args: Any, privacy: dict[str, Any], engine: PrivacyEngine | None = None, **more: Any
+    ) -> None:
         if _Trainer is object:
             raise ImportError(MISSING)
         super().__init__(*args, **more)
@@ -56,19 +67,30 @@ class PrivateTrainer(_Trainer):
         labels = inputs["labels"]
         if labels.is_floating_point():
             raise ValueError("labels are not classes: override PrivateTrainer.example_losses")
-        logits = model(**{name: value for name, value in inputs.items() if name != "labels"})["logits"]
-        if type(getattr(self.model, "get_base_model", lambda: self.model)()).__name__ in _causal.values():
+        logits = model(**{name: value for name, value in inputs.items() if name != "labels"})[
+            "logits"
+        ]
+        if (
+            type(getattr(self.model, "get_base_model", lambda: self.model)()).__name__
+            in _causal.values()
+        ):
             logits, labels = logits[:, :-1], labels[:, 1:]
-        each = F.cross_entropy(logits.movedim(-1, 1).float(), labels, reduction="none", ignore_index=IGNORED)
+        each = F.cross_entropy(
+            logits.movedim(-1, 1).float(), labels, reduction="none", ignore_index=IGNORED
+        )
         counted = (labels != IGNORED).reshape(len(labels), -1).sum(dim=1).clamp(min=1)
         return each.reshape(len(labels), -1).sum(dim=1) / counted
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         """The Trainer's, once: a second training is a second release, with an engine of its own."""
         if resume_from_checkpoint:
-            raise ValueError("resume_from_checkpoint: it has neither the ledger nor the place in the noise")
+            raise ValueError(
+                "resume_from_checkpoint: it has neither the ledger nor the place in the noise"
+            )
         if self.private_optimizer is not None and not self._undo:
-            raise ValueError("this trainer has trained. A second training on the same data is a second release")
+            raise ValueError(
+                "this trainer has trained. A second training on the same data is a second release"
+            )
         try:
             return super().train(None, *args, **options)
         finally:
@@ -90,7 +112,9 @@ class PrivateTrainer(_Trainer):
         with self.compute_loss_context_manager():
             losses = self.example_losses(model, inputs)
         if losses.shape != (self._size,):
-            raise ValueError(f"example_losses has shape {tuple(losses.shape)}, for {self._size} examples")
+            raise ValueError(
+                f"example_losses has shape {tuple(losses.shape)}, for {self._size} examples"
+            )
         # PRIVACY: not scaled by tokens or accumulation; Opacus multiplies by the number of examples.   [G16]
         (loss := losses.mean()).backward()
         self._size = 0
@@ -103,8 +127,13 @@ class PrivateTrainer(_Trainer):
         args = self.args
         reasons = {
             f"TrainingArguments(max_grad_norm={args.max_grad_norm}): it clips whole batches; examples are clipped to "
-            "privacy['max_grad_norm']. Say TrainingArguments(max_grad_norm=0)": bool(args.max_grad_norm),
-            "several devices: gradients would be summed before they are clipped": max(args.world_size, args.n_gpu) > 1,
+            "privacy['max_grad_norm']. Say TrainingArguments(max_grad_norm=0)": bool(
+                args.max_grad_norm
+            ),
+            "several devices: gradients would be summed before they are clipped": max(
+                args.world_size, args.n_gpu
+            )
+            > 1,
             "fp16: a scaled loss would be clipped before it is scaled back. Use bf16, or neither": args.fp16,
             "gradient_checkpointing: layers run twice, and Opacus would count them twice": args.gradient_checkpointing,
             "auto_find_batch_size: the plan is for one": args.auto_find_batch_size,
@@ -118,9 +147,14 @@ class PrivateTrainer(_Trainer):
     def _plain_loader(self) -> DataLoader[Any]:
         """The Trainer's loader without accelerate's, which hides the sampler and reads ahead."""
         made, args = super().get_train_dataloader(), self.args
-        options, sampler = {name: getattr(made, name) for name in LOADER}, made.batch_sampler.sampler
+        options, sampler = (
+            {name: getattr(made, name) for name in LOADER},
+            made.batch_sampler.sampler,
+        )
         if isinstance(sampler, RandomSampler):
-            generator = torch.Generator().manual_seed(args.seed if args.data_seed is None else args.data_seed)
+            generator = torch.Generator().manual_seed(
+                args.seed if args.data_seed is None else args.data_seed
+            )
             sampler = RandomSampler(made.dataset, generator=generator)
         options["drop_last"] = args.dataloader_drop_last
         return DataLoader(made.dataset, self._train_batch_size, sampler=sampler, **options)
@@ -129,7 +163,11 @@ class PrivateTrainer(_Trainer):
         steps = self.set_initial_training_values(self.args, loader)[-1]
         scheduler = self.create_scheduler(steps, optimizer := self.create_optimizer())
         self._created_lr_scheduler = False  # or the Trainer would make another, of the same rates
-        make = self.engine.make_private_with_epsilon if "target_epsilon" in self._privacy else self.engine.make_private
+        make = (
+            self.engine.make_private_with_epsilon
+            if "target_epsilon" in self._privacy
+            else self.engine.make_private
+        )
         hooks, self.private_optimizer, self._loader = make(
             module=self.model,
             optimizer=optimizer,
@@ -143,8 +181,15 @@ class PrivateTrainer(_Trainer):
         )
         self.optimizer = self.private_optimizer
         embeddings = [m for m in self.model.modules() if isinstance(m, nn.Embedding)]
-        self._undo = [hooks.cleanup, *(m.register_forward_pre_hook(self._for_each).remove for m in embeddings)]
+        self._undo = [
+            hooks.cleanup,
+            *(m.register_forward_pre_hook(self._for_each).remove for m in embeddings),
+        ]
 
     def _for_each(self, _: nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
         """Positions that a model looks up once for all examples, once for each: else none has a gradient of its own."""
-        return (args[0].expand(self._size, *args[0].shape[1:]),) if self._size > 1 and len(args[0]) == 1 else None
+        return (
+            (args[0].expand(self._size, *args[0].shape[1:]),)
+            if self._size > 1 and len(args[0]) == 1
+            else None
+        )

@@ -15,28 +15,46 @@ from torch.utils import _pytree as pytree
 from antiphase.errors import PerExampleGradientError
 from antiphase.torch import layouts
 from antiphase.torch.clipping import NORM_ERROR, full_precision, working
-from antiphase.torch.gradient_terms import Lookups, Products, Rows, batched_products, is_formed_cheaply, token_sums
+from antiphase.torch.gradient_terms import (
+    Lookups,
+    Products,
+    Rows,
+    batched_products,
+    is_formed_cheaply,
+    token_sums,
+)
 from antiphase.torch.layouts import Layout, function_name
 from antiphase.torch.recorder import GROUP, Contribution, Recorder, summed_to, writes_in_place
 
 Tensor = torch.Tensor
 Terms = Callable[..., list[Contribution]]
-UNFOLDED = 2**21  # numbers of unfolded inputs at one time: few enough for the caches, and for memory that is kept
+UNFOLDED = (
+    2**21
+)  # numbers of unfolded inputs at one time: few enough for the caches, and for memory that is kept
 
 
 def apply_rule(
-    recorder: Recorder, func: Any, args: Any, kwargs: Any, parameters: list[Tensor], sources: list[Tensor]
+    recorder: Recorder,
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    parameters: list[Tensor],
+    sources: list[Tensor],
 ) -> Any:
     """Run ``func`` with its parameters detached, and mark the result."""
     name = function_name(func)
-    if recorder.is_parameter(args[0] if args else None) and (writes_in_place(name) or "out" in kwargs):
+    if recorder.is_parameter(args[0] if args else None) and (
+        writes_in_place(name) or "out" in kwargs
+    ):
         raise _refusal(recorder, parameters, f"{name} writes into it")
     if func is F.scaled_dot_product_attention:
         with recorder:
             return _attention(*args, **kwargs)
     found = _RULES[func](recorder, *args, **kwargs) if func in _RULES else None
     ids = {id(p) for p in parameters}
-    if name == "embedding" and recorder.is_parameter(args[1] if len(args) > 1 else kwargs["weight"]):
+    if name == "embedding" and recorder.is_parameter(
+        args[1] if len(args) > 1 else kwargs["weight"]
+    ):
         _refuse_embedding(recorder, args, kwargs, parameters)
     if found is not None:
         out = func(*_detached(args, ids), **_detached(kwargs, ids))
@@ -59,7 +77,11 @@ def _detached(tree: Any, ids: set[int]) -> Any:
         return {name: _detached(part, ids) for name, part in tree.items()}
     if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
         parts = [_detached(part, ids) for part in tree]
-        return type(tree)(parts) if type(tree) in (list, tuple) else pytree.tree_map(lambda t: _detached(t, ids), tree)
+        return (
+            type(tree)(parts)
+            if type(tree) in (list, tuple)
+            else pytree.tree_map(lambda t: _detached(t, ids), tree)
+        )
     return tree
 
 
@@ -69,7 +91,9 @@ def _attention(
 ) -> Tensor:  # fmt: skip
     """``F.scaled_dot_product_attention`` in single functions, which are followed: a bias may be a parameter."""
     if enable_gqa:
-        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], dim=-3) for t in (key, value))
+        key, value = (
+            t.repeat_interleave(query.shape[-3] // t.shape[-3], dim=-3) for t in (key, value)
+        )
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
@@ -90,7 +114,10 @@ class _Deterministic:
         self._devices = {p.device for p in parameters if p.is_cuda}
 
     def _state(self) -> list[Tensor]:
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
+        return [
+            torch.get_rng_state(),
+            *(torch.cuda.get_rng_state(device) for device in self._devices),
+        ]
 
     def __enter__(self) -> None:
         self._before = self._state()
@@ -113,7 +140,11 @@ def _tokens(recorder: Recorder, x: Tensor, parameter: Tensor) -> Callable[[Tenso
     """A function that brings ``x``, and tensors with the same examples, into the shape (n, tokens, features)."""
     layout = recorder.layout(x)
     if layout is None or layout.dim >= x.ndim - 1:
-        raise _refusal(recorder, [parameter], f"used on data of shape {tuple(x.shape)} in a batch of {recorder.batch}")
+        raise _refusal(
+            recorder,
+            [parameter],
+            f"used on data of shape {tuple(x.shape)} in a batch of {recorder.batch}",
+        )
     batch = recorder.batch
 
     def arranged(tensor: Tensor) -> Tensor:
@@ -128,7 +159,11 @@ def _rows_first(recorder: Recorder, x: Tensor, parameter: Tensor) -> int:
     """How many rows of ``x`` belong to one example, one after the other."""
     layout = recorder.layout(x)
     if layout is None or layout.dim != 0:
-        raise _refusal(recorder, [parameter], f"used on data of shape {tuple(x.shape)} in a batch of {recorder.batch}")
+        raise _refusal(
+            recorder,
+            [parameter],
+            f"used on data of shape {tuple(x.shape)} in a batch of {recorder.batch}",
+        )
     return layout.each
 
 
@@ -156,7 +191,12 @@ def _linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | No
 
 
 def _matmul(recorder: Recorder, input: Tensor, other: Tensor) -> Any:
-    if input not in recorder._data or not isinstance(other, Tensor) or other.ndim != 2 or input.ndim < 2:
+    if (
+        input not in recorder._data
+        or not isinstance(other, Tensor)
+        or other.ndim != 2
+        or input.ndim < 2
+    ):
         return None
     arranged = _tokens(recorder, input, other)
 
@@ -166,8 +206,16 @@ def _matmul(recorder: Recorder, input: Tensor, other: Tensor) -> Any:
     return terms, [input]
 
 
-def _addmm(recorder: Recorder, bias: Tensor, x: Tensor, weight: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    if beta != 1 or alpha != 1 or x not in recorder._data or bias.ndim != 1 or bias in recorder._data:
+def _addmm(
+    recorder: Recorder, bias: Tensor, x: Tensor, weight: Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    if (
+        beta != 1
+        or alpha != 1
+        or x not in recorder._data
+        or bias.ndim != 1
+        or bias in recorder._data
+    ):
         return None
     trained, shifted = _is(recorder, weight, bias)
     arranged = _tokens(recorder, x, weight if trained else bias)
@@ -201,9 +249,13 @@ def _elementwise(kind: str) -> Any:
 
         def terms(gradient: Tensor, *saved: Tensor) -> list[Contribution]:
             rows = working(gradient) * working(saved[0]) if scaled else working(gradient)
-            rows = rows.reshape(*rows.shape[:dim], batch, layout.each, *rows.shape[dim + 1 :]).movedim(dim, 0)
+            rows = rows.reshape(
+                *rows.shape[:dim], batch, layout.each, *rows.shape[dim + 1 :]
+            ).movedim(dim, 0)
             found = summed_to(rows if sign > 0 else -rows, shape)
-            return [Contribution(p, Rows(found.rows.reshape(batch, shape.numel()), found.size), sliced)]
+            return [
+                Contribution(p, Rows(found.rows.reshape(batch, shape.numel()), found.size), sliced)
+            ]
 
         return terms, [x] if scaled else []
 
@@ -231,11 +283,18 @@ def _cat(recorder: Recorder, tensors: Any, dim: int = 0) -> Any:
     if layout != Layout() or dim % ndim == 0 or any(t.ndim != ndim for t in tensors):
         return None
     sizes = [t.shape[dim] for t in tensors]
-    parts = [(t, sum(sizes[:i]), sizes[i]) for i, t in enumerate(tensors) if recorder.is_parameter(t)]
+    parts = [
+        (t, sum(sizes[:i]), sizes[i]) for i, t in enumerate(tensors) if recorder.is_parameter(t)
+    ]
 
     def terms(gradient: Tensor) -> list[Contribution]:
-        rows = [working(gradient.narrow(dim, start, size)).reshape(batch, -1) for _, start, size in parts]
-        return [Contribution(p, Rows(r), batch > 1) for (p, _, _), r in zip(parts, rows, strict=True)]
+        rows = [
+            working(gradient.narrow(dim, start, size)).reshape(batch, -1)
+            for _, start, size in parts
+        ]
+        return [
+            Contribution(p, Rows(r), batch > 1) for (p, _, _), r in zip(parts, rows, strict=True)
+        ]
 
     return terms, []
 
@@ -247,11 +306,19 @@ def padding_index(weight: Tensor, args: Any, kwargs: Any) -> int | None:
 
 
 def _refuse_embedding(recorder: Recorder, args: Any, kwargs: Any, parameters: list[Tensor]) -> None:
-    more = dict(zip(("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"), args[2:], strict=False))
+    more = dict(
+        zip(
+            ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+            args[2:],
+            strict=False,
+        )
+    )
     more.update(kwargs)
     if more.get("scale_grad_by_freq"):
         # PRIVACY: gradients divided by how often all examples use a token mix the examples.   [G16]
-        raise _refusal(recorder, parameters, "scale_grad_by_freq divides by counts over the whole batch")
+        raise _refusal(
+            recorder, parameters, "scale_grad_by_freq divides by counts over the whole batch"
+        )
     if more.get("max_norm") is not None:
         raise _refusal(recorder, parameters, "max_norm writes into it in the forward pass")
 
@@ -261,7 +328,9 @@ def _embedding(recorder: Recorder, input: Tensor, weight: Tensor, *args: Any, **
         return None
     layout, batch = recorder.layout(input), recorder.batch
     if layout is None:
-        raise _refusal(recorder, [weight], f"used on data of shape {tuple(input.shape)} in a batch of {batch}")
+        raise _refusal(
+            recorder, [weight], f"used on data of shape {tuple(input.shape)} in a batch of {batch}"
+        )
     padding, width = padding_index(weight, (input, weight, *args), kwargs), weight.shape[1]
 
     def terms(gradient: Tensor, ids: Tensor) -> list[Contribution]:
@@ -275,12 +344,18 @@ def _embedding(recorder: Recorder, input: Tensor, weight: Tensor, *args: Any, **
     return terms, [input]
 
 
-def _normalized(recorder: Recorder, x: Tensor, weight: Any, bias: Any, normalize: Any, channels_first: bool) -> Any:
+def _normalized(
+    recorder: Recorder, x: Tensor, weight: Any, bias: Any, normalize: Any, channels_first: bool
+) -> Any:
     """Affine normalisation: ``weight·x̂ + bias``; ``normalize(x)`` makes x̂."""
     trained, shifted = _is(recorder, weight, bias)
     parameter = weight if trained else bias
     if x not in recorder._data or (x in recorder._data and recorder.layout(x) is None):
-        raise _refusal(recorder, [parameter], f"used on data of shape {tuple(x.shape)} in a batch of {recorder.batch}")
+        raise _refusal(
+            recorder,
+            [parameter],
+            f"used on data of shape {tuple(x.shape)} in a batch of {recorder.batch}",
+        )
     layout, batch, width = recorder.layout(x), recorder.batch, parameter.numel()
     assert layout is not None
     if channels_first:
@@ -289,7 +364,9 @@ def _normalized(recorder: Recorder, x: Tensor, weight: Any, bias: Any, normalize
     def arranged(tensor: Tensor) -> Tensor:
         tensor = tensor.movedim(1, -1) if channels_first else tensor
         moved = tensor if channels_first else tensor.movedim(layout.dim, 0)
-        return working(moved).reshape(batch, moved.numel() // (batch * width) if batch else 0, width)
+        return working(moved).reshape(
+            batch, moved.numel() // (batch * width) if batch else 0, width
+        )
 
     def terms(gradient: Tensor, *saved: Tensor) -> list[Contribution]:
         g, found = arranged(gradient), []
@@ -303,19 +380,37 @@ def _normalized(recorder: Recorder, x: Tensor, weight: Any, bias: Any, normalize
 
 
 def _layer_norm(
-    recorder: Recorder, input: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    recorder: Recorder,
+    input: Tensor,
+    shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
 ) -> Any:
-    return _normalized(recorder, input, weight, bias, lambda x: F.layer_norm(x, shape, None, None, eps), False)
+    return _normalized(
+        recorder, input, weight, bias, lambda x: F.layer_norm(x, shape, None, None, eps), False
+    )
 
 
-def _rms_norm(recorder: Recorder, input: Tensor, shape: Any, weight: Any = None, eps: Any = None) -> Any:
-    return _normalized(recorder, input, weight, None, lambda x: F.rms_norm(x, shape, None, eps), False)
+def _rms_norm(
+    recorder: Recorder, input: Tensor, shape: Any, weight: Any = None, eps: Any = None
+) -> Any:
+    return _normalized(
+        recorder, input, weight, None, lambda x: F.rms_norm(x, shape, None, eps), False
+    )
 
 
 def _group_norm(
-    recorder: Recorder, input: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    recorder: Recorder,
+    input: Tensor,
+    groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
 ) -> Any:
-    return _normalized(recorder, input, weight, bias, lambda x: F.group_norm(x, groups, None, None, eps), True)
+    return _normalized(
+        recorder, input, weight, bias, lambda x: F.group_norm(x, groups, None, None, eps), True
+    )
 
 
 def _instance_norm(
@@ -323,7 +418,9 @@ def _instance_norm(
     bias: Any = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Any:  # fmt: skip
     if running_mean is not None:
-        raise _refusal(recorder, [weight], "running statistics of the layer are written in the forward pass")
+        raise _refusal(
+            recorder, [weight], "running statistics of the layer are written in the forward pass"
+        )
     return _normalized(recorder, input, weight, bias, lambda x: F.instance_norm(x, eps=eps), True)
 
 
@@ -338,7 +435,9 @@ def _conv(dims: int) -> Any:
         parameter = weight if trained else bias
         _rows_first(recorder, input, parameter)
         if input.ndim != dims + 2:
-            raise _refusal(recorder, [parameter], f"used on one example of shape {tuple(input.shape)}")
+            raise _refusal(
+                recorder, [parameter], f"used on one example of shape {tuple(input.shape)}"
+            )
         batch = recorder.batch
         steps, holes = _each(stride, dims), _each(dilation, dims)
         pad = _padding(padding, weight.shape[2:], holes)
@@ -347,9 +446,15 @@ def _conv(dims: int) -> Any:
             g = working(gradient).flatten(2)  # (rows, channels, positions)
             found = []
             if trained:
-                found.append(Contribution(weight, _conv_term(saved[0], g, weight, pad, steps, holes, groups, batch)))
+                found.append(
+                    Contribution(
+                        weight, _conv_term(saved[0], g, weight, pad, steps, holes, groups, batch)
+                    )
+                )
             if shifted:
-                found.append(Contribution(bias, token_sums(g, dim=2).summed(len(g) // batch if batch else 1)))
+                found.append(
+                    Contribution(bias, token_sums(g, dim=2).summed(len(g) // batch if batch else 1))
+                )
             return found
 
         return terms, [input] if trained else []
@@ -390,7 +495,14 @@ def _unfolded(x: Tensor, kernel: Any, steps: list[int], holes: list[int]) -> Ten
 
 
 def _conv_term(
-    x: Tensor, g: Tensor, weight: Tensor, pad: list[int], steps: list[int], holes: list[int], groups: int, batch: int
+    x: Tensor,
+    g: Tensor,
+    weight: Tensor,
+    pad: list[int],
+    steps: list[int],
+    holes: list[int],
+    groups: int,
+    batch: int,
 ) -> Any:
     """Gradients of a convolution's weight: formed where they are small, else as factors."""
     kernel, p, d = weight.shape[2:], weight.shape[0] // groups, weight[0].numel()
@@ -409,17 +521,26 @@ def _conv_term(
         padded = F.pad(working(x[part]), pad)
         windows = _unfolded(padded, kernel, steps, holes)
         n = len(windows)
-        left, right = g[part].reshape(n * groups, p, positions), windows.reshape(n * groups, d, positions)
+        left, right = (
+            g[part].reshape(n * groups, p, positions),
+            windows.reshape(n * groups, d, positions),
+        )
         batched_products(left, right, tokens_first=False, out=found[part].view(n * groups, p, d))
         size[part] = _conv_size(padded, g[part], kernel, steps, holes, groups)
     return Rows(found.view(rows, -1), size, is_own=True).summed(each)
 
 
-def _conv_size(x: Tensor, g: Tensor, kernel: Any, steps: list[int], holes: list[int], groups: int) -> Tensor:
+def _conv_size(
+    x: Tensor, g: Tensor, kernel: Any, steps: list[int], holes: list[int], groups: int
+) -> Tensor:
     """``S = Σ ‖g‖‖window‖`` over the positions, of each group of channels, and its norm over the groups."""
     rows, _, positions = g.shape
     squares = x.view(rows, groups, -1, *x.shape[2:]).square().sum(dim=2)
-    windows = _unfolded(squares.flatten(0, 1)[:, None], kernel, steps, holes).sum(dim=1).view(rows, groups, positions)
+    windows = (
+        _unfolded(squares.flatten(0, 1)[:, None], kernel, steps, holes)
+        .sum(dim=1)
+        .view(rows, groups, positions)
+    )
     gradients = g.view(rows, groups, -1, positions).square().sum(dim=2)
     each = (windows.double() * gradients).sqrt_().sum(dim=2)
     found: Tensor = torch.linalg.vector_norm(each, dim=1) * (1 + NORM_ERROR)
@@ -427,22 +548,38 @@ def _conv_size(x: Tensor, g: Tensor, kernel: Any, steps: list[int], holes: list[
 
 
 def _general(
-    recorder: Recorder, func: Any, args: Any, kwargs: Any, parameters: list[Tensor], sources: list[Tensor], out: Any
+    recorder: Recorder,
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    parameters: list[Tensor],
+    sources: list[Tensor],
+    out: Any,
 ) -> tuple[Terms, list[Tensor]]:
     """Any function of one result: its vector-Jacobian product for one example at a time."""
     batch, name = recorder.batch, function_name(func)
     unknown = [s for s in sources if recorder.layout(s) is None or recorder.layout(s).dim != 0]  # type: ignore[union-attr]
     if not isinstance(out, Tensor) or not out.ndim or (batch and out.shape[0] % batch) or unknown:
-        raise _refusal(recorder, parameters, f"used by {name} with data whose examples do not come first")
+        raise _refusal(
+            recorder, parameters, f"used by {name} with data whose examples do not come first"
+        )
     flattened, tree = pytree.tree_flatten((args, kwargs))
     data = [i for i, t in enumerate(flattened) if isinstance(t, Tensor) and t in recorder._data]
-    places = [i for i, t in enumerate(flattened) if isinstance(t, Tensor) and recorder.is_parameter(t)]
+    places = [
+        i for i, t in enumerate(flattened) if isinstance(t, Tensor) and recorder.is_parameter(t)
+    ]
     each = {i: recorder.layout(flattened[i]).each for i in data}  # type: ignore[union-attr]
     result = Layout(0, out.shape[0] // batch if batch else 1)
     if batch > 1 and layouts.has_rule(name):
-        followed = {layouts.after(name, args, kwargs, s, recorder.layout(s), out, batch) for s in sources} - {None}
+        followed = {
+            layouts.after(name, args, kwargs, s, recorder.layout(s), out, batch) for s in sources
+        } - {None}
         if followed != {result}:
-            raise _refusal(recorder, parameters, f"used by {name} with a result whose examples do not come first")
+            raise _refusal(
+                recorder,
+                parameters,
+                f"used by {name} with a result whose examples do not come first",
+            )
     sliced = _sliced(func, flattened, tree, data, places, each, out, batch)
     if sliced is None:
         raise _refusal(recorder, parameters, f"used by {name} in a way that mixes the examples")
@@ -465,13 +602,18 @@ def _general(
         return found
 
     def terms(gradient: Tensor, *saved: Tensor) -> list[Contribution]:
-        inputs = [x.detach().reshape(batch, each[i], *x.shape[1:]) for i, x in zip(data, saved, strict=True)]
+        inputs = [
+            x.detach().reshape(batch, each[i], *x.shape[1:])
+            for i, x in zip(data, saved, strict=True)
+        ]
         g = gradient.reshape(batch, result.each, *gradient.shape[1:])
         own = [
             t.detach().reshape(batch, len(t) // batch, *t.shape[1:]) if s else t.detach()
             for t, s in zip(tensors, sliced, strict=True)
         ]
-        mapped = torch.func.vmap(one, in_dims=([0 if s else None for s in sliced], [0] * len(inputs), 0))
+        mapped = torch.func.vmap(
+            one, in_dims=([0 if s else None for s in sliced], [0] * len(inputs), 0)
+        )
         found: list[list[Tensor]] = [[] for _ in tensors]
         for start in range(0, batch, GROUP):
             part = slice(start, start + GROUP)
@@ -491,7 +633,11 @@ def _general(
 def _filled(rows: Tensor) -> Tensor:
     """As many rows as a whole group has; those that are missing repeat the last one."""
     missing = GROUP - len(rows)
-    return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing and len(rows) else rows
+    return (
+        torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
+        if missing and len(rows)
+        else rows
+    )
 
 
 def _sliced(

@@ -60,7 +60,15 @@ def holds(layout: Layout, tensor: Tensor, batch: int) -> bool:
     return 0 <= layout.dim < tensor.ndim and tensor.shape[layout.dim] == layout.each * batch
 
 
-def after(name: str, args: Any, kwargs: Any, source: Tensor, layout: Layout | None, out: Tensor, batch: int) -> Any:
+def after(
+    name: str,
+    args: Any,
+    kwargs: Any,
+    source: Tensor,
+    layout: Layout | None,
+    out: Tensor,
+    batch: int,
+) -> Any:
     """The layout of ``out = name(...)``, one of whose arguments is ``source``; None if it is not known."""
     if layout is None:
         return None
@@ -84,7 +92,9 @@ def _broadcast(call: Call) -> Layout | None:
 
 
 def _where(call: Call) -> Layout | None:
-    return _broadcast(call) if len(call.args) + len(call.kwargs) > 1 else None  # else: indices of what is true
+    return (
+        _broadcast(call) if len(call.args) + len(call.kwargs) > 1 else None
+    )  # else: indices of what is true
 
 
 def _as_matrix_product(call: Call, left: Any, right: Any) -> Layout | None:
@@ -117,7 +127,11 @@ def _addmm(call: Call) -> Layout | None:
 
 
 def _linear(call: Call) -> Layout | None:
-    return call.layout if call.source is call.args[0] and call.layout.dim < call.source.ndim - 1 else None
+    return (
+        call.layout
+        if call.source is call.args[0] and call.layout.dim < call.source.ndim - 1
+        else None
+    )
 
 
 def _attention(call: Call) -> Layout | None:
@@ -150,7 +164,11 @@ def _along(place: int, default: Any, name: str = "dim") -> Any:
 
     def rule(call: Call) -> Layout | None:
         dims = call.option(name, place, default)
-        if dims is None or call.out.ndim != call.source.ndim or call.layout.dim in _dims(dims, call.source.ndim):
+        if (
+            dims is None
+            or call.out.ndim != call.source.ndim
+            or call.layout.dim in _dims(dims, call.source.ndim)
+        ):
             return None
         return call.layout
 
@@ -161,7 +179,9 @@ def _reduction(place: int) -> Any:
     """Of functions that remove dimensions, or keep them with size 1."""
 
     def rule(call: Call) -> Layout | None:
-        dims = call.kwargs.get("dim", call.kwargs.get("axis", call.args[place] if len(call.args) > place else None))
+        dims = call.kwargs.get(
+            "dim", call.kwargs.get("axis", call.args[place] if len(call.args) > place else None)
+        )
         if isinstance(dims, Tensor) or isinstance(call.kwargs.get("other"), Tensor):
             return _broadcast(call)  # the larger of two tensors
         if dims is None or isinstance(dims, bool):
@@ -291,7 +311,9 @@ def _indexed(call: Call) -> Layout | None:
         if dim == call.layout.dim:
             if isinstance(i, slice):
                 return call.at(place) if i == slice(None) else None
-            own = k == chosen[0] and call.layout.each == 1 and _is_every_example(i, width, call.batch)
+            own = (
+                k == chosen[0] and call.layout.each == 1 and _is_every_example(i, width, call.batch)
+            )
             return call.at(place) if own else None
         dim += _consumed(i)
         place += 1 if isinstance(i, slice) else width if k == chosen[-1] else 0
@@ -330,7 +352,9 @@ def _consumed(index: Any) -> int:
     """How many dimensions a part of an index is for."""
     if index is None or index is Ellipsis:
         return 0
-    return index.ndim if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) else 1
+    return (
+        index.ndim if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) else 1
+    )
 
 
 def _index_ndim(index: Any) -> int:
@@ -341,7 +365,12 @@ def _index_ndim(index: Any) -> int:
 
 def _is_every_example(index: Any, width: int, batch: int) -> bool:
     """Whether an index, as x[arange(n), last] has it, is that of each example in order."""
-    if not isinstance(index, Tensor) or index.dtype is not torch.int64 or index.ndim != width or not width:
+    if (
+        not isinstance(index, Tensor)
+        or index.dtype is not torch.int64
+        or index.ndim != width
+        or not width
+    ):
         return False
     if len(index) != batch:
         return False
@@ -380,16 +409,25 @@ _UNKNOWN = frozenset(
     """)
 )
 _RULES: dict[str, Any] = {
-    **dict.fromkeys([*_BROADCASTING, *[f"{name}_" for name in _BROADCASTING if "__" not in name]], _broadcast),
+    **dict.fromkeys(
+        [*_BROADCASTING, *[f"{name}_" for name in _BROADCASTING if "__" not in name]], _broadcast
+    ),
     **dict.fromkeys(_REDUCING, _reduction(1)),
-    **dict.fromkeys(["norm", "vector_norm", "linalg_vector_norm", "quantile", "nanquantile"], _reduction(2)),
+    **dict.fromkeys(
+        ["norm", "vector_norm", "linalg_vector_norm", "quantile", "nanquantile"], _reduction(2)
+    ),
     **dict.fromkeys(_ROWS_ALONE, _rows_alone),
     **dict.fromkeys(["softmax", "log_softmax", "softmin", "_softmax"], _along(1, None)),
     **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"], _along(1, None)),
-    **dict.fromkeys(["gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "index_select"], _along(1, None)),
+    **dict.fromkeys(
+        ["gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "index_select"],
+        _along(1, None),
+    ),
     **dict.fromkeys(["narrow", "index_fill", "index_fill_", "renorm"], _along(1, None)),
     **dict.fromkeys(["sort", "argsort", "glu"], _along(1, -1)),
-    **dict.fromkeys(["split", "split_with_sizes", "chunk", "unsafe_chunk", "unsafe_split"], _along(2, 0)),
+    **dict.fromkeys(
+        ["split", "split_with_sizes", "chunk", "unsafe_chunk", "unsafe_split"], _along(2, 0)
+    ),
     **dict.fromkeys(["topk", "kthvalue", "diff"], _along(2, -1)),
     **dict.fromkeys(["cat", "concat", "concatenate"], _along(1, 0)),
     "normalize": _along(2, 1),
@@ -417,7 +455,17 @@ _RULES: dict[str, Any] = {
     **dict.fromkeys(["t", "T", "numpy_T"], _permuted(_reversed)),
     **dict.fromkeys(["mT", "mH", "H", "adjoint"], _permuted(_last_two)),
     **dict.fromkeys(
-        ["view", "reshape", "flatten", "unflatten", "ravel", "view_as", "reshape_as", "_unsafe_view"], _reshaped
+        [
+            "view",
+            "reshape",
+            "flatten",
+            "unflatten",
+            "ravel",
+            "view_as",
+            "reshape_as",
+            "_unsafe_view",
+        ],
+        _reshaped,
     ),
     "stack": _stacked,
     "unsqueeze": _stacked,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from antiphase.torch.engine import PrivacyEngine
+from antiphase.torch.privacy_engine import PrivacyEngine
 
 MISSING = "PrivacyCallback needs Lightning: pip install 'antiphase[lightning]'"
 
@@ -59,21 +59,28 @@ class PrivacyCallback(_Callback):
         if not _installed:
             raise ImportError(MISSING)
         if (noise_multiplier is None) == (target_epsilon is None):
-            raise TypeError("give noise_multiplier, or target_epsilon and target_delta: one of the two")
+            raise TypeError(
+                "give noise_multiplier, or target_epsilon and target_delta: one of the two"
+            )
         if target_delta is None and (target_epsilon is not None or log_epsilon is not None):
             raise TypeError("target_delta = None: an ε is one at a δ")
         super().__init__()
         self.engine = PrivacyEngine() if engine is None else engine
         self.optimizer: Any = None
         self._hooks: Any = None
-        self._kept: dict[str, Any] | None = None  # the engine's state in the checkpoint to go on from
+        self._kept: dict[str, Any] | None = (
+            None  # the engine's state in the checkpoint to go on from
+        )
         self._delta, self._name = target_delta, log_epsilon
         self._options = {"max_grad_norm": max_grad_norm, "target_delta": target_delta, **options}
         self._make: Any = self.engine.make_private
         if target_epsilon is None:
             self._options["noise_multiplier"] = noise_multiplier
         else:
-            self._make, self._options["target_epsilon"] = self.engine.make_private_with_epsilon, target_epsilon
+            self._make, self._options["target_epsilon"] = (
+                self.engine.make_private_with_epsilon,
+                target_epsilon,
+            )
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Lightning has its optimizer and scheduler by now, and has fetched no batch yet."""
@@ -83,7 +90,9 @@ class PrivacyCallback(_Callback):
             self._kept = None  # of a checkpoint that was only tested, or with which a fit failed
         elif self._kept is None:
             # PRIVACY: without its place in the noise, steps that were released would be released again.   [G15]
-            raise ValueError(f"ckpt_path = {str(trainer.ckpt_path)!r}: was saved without a PrivacyCallback")
+            raise ValueError(
+                f"ckpt_path = {str(trainer.ckpt_path)!r}: was saved without a PrivacyCallback"
+            )
         scheduler, every = _scheduler(trainer)
         self._hooks, self.optimizer, loader = self._make(
             module=pl_module,
@@ -136,17 +145,27 @@ def _refuse(trainer: Any) -> None:
     """What Lightning would do to gradients, steps or batches that the plan does not know."""
     loader = trainer.train_dataloader
     reasons = {
-        "several processes: Lightning sums gradients before they are clipped. Use one device": trainer.world_size > 1,
+        "several processes: Lightning sums gradients before they are clipped. Use one device": trainer.world_size
+        > 1,
         f"gradient_clip_val = {trainer.gradient_clip_val}: gradients are clipped example by example, to "
-        "max_grad_norm of PrivacyCallback. Leave gradient_clip_val out": bool(trainer.gradient_clip_val),
+        "max_grad_norm of PrivacyCallback. Leave gradient_clip_val out": bool(
+            trainer.gradient_clip_val
+        ),
         f"accumulate_grad_batches = {trainer.accumulate_grad_batches}: Lightning divides the loss by it, so that "
-        "examples would be clipped at another norm. Use a larger batch_size": trainer.accumulate_grad_batches != 1,
-        f"{len(trainer.optimizers)} optimizers: the plan is for the steps of one": len(trainer.optimizers) != 1,
+        "examples would be clipped at another norm. Use a larger batch_size": trainer.accumulate_grad_batches
+        != 1,
+        f"{len(trainer.optimizers)} optimizers: the plan is for the steps of one": len(
+            trainer.optimizers
+        )
+        != 1,
         "a scaler of the loss (precision 16-mixed): the examples' gradients would be clipped before they are scaled "
         "back. Use 32 or bf16": getattr(trainer.precision_plugin, "scaler", None) is not None,
-        "reload_dataloaders_every_n_epochs: the plan is for one loader": trainer.reload_dataloaders_every_n_epochs > 0,
+        "reload_dataloaders_every_n_epochs: the plan is for one loader": trainer.reload_dataloaders_every_n_epochs
+        > 0,
         f"the train dataloader is a {type(loader).__name__}: the plan is for one torch DataLoader of known "
-        "length": not (isinstance(loader, DataLoader) and trainer.num_training_batches < float("inf")),
+        "length": not (
+            isinstance(loader, DataLoader) and trainer.num_training_batches < float("inf")
+        ),
     }
     for reason, true in reasons.items():
         if true:
@@ -157,7 +176,9 @@ def _refuse(trainer: Any) -> None:
             "batches an epoch, and the plan is for whole epochs. Use a smaller dataset, or max_steps"
         )
     if trainer.estimated_stepping_batches == float("inf"):
-        raise ValueError("max_epochs = -1: noise that cancels over the steps is planned ahead; say how many there are")
+        raise ValueError(
+            "max_epochs = -1: noise that cancels over the steps is planned ahead; say how many there are"
+        )
 
 
 def _scheduler(trainer: Any) -> tuple[Any, str]:
@@ -166,5 +187,7 @@ def _scheduler(trainer: Any) -> tuple[Any, str]:
         return configs[0].scheduler, configs[0].interval
     if configs:
         why = "several schedulers, one with a frequency, or one that follows a metric"
-        warnings.warn(f"{why}: the noise is designed for a constant rate. Privacy is exact", stacklevel=3)
+        warnings.warn(
+            f"{why}: the noise is designed for a constant rate. Privacy is exact", stacklevel=3
+        )
     return None, "step"

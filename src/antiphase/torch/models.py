@@ -38,7 +38,9 @@ def model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     if name in makers:
         return makers[name](shape, classes)
     if ":" not in name:
-        raise ValueError(f"model = {name!r} must be one of {', '.join(makers)}, or package.module:function")
+        raise ValueError(
+            f"model = {name!r} must be one of {', '.join(makers)}, or package.module:function"
+        )
     return _from_function(name, shape, classes)
 
 
@@ -49,7 +51,9 @@ def _logistic(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def _mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 128), nn.Tanh(), nn.Linear(128, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), 128), nn.Tanh(), nn.Linear(128, classes)
+    )
 
 
 def _half_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -59,7 +63,9 @@ def _half_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
 def _cnn(shape: tuple[int, ...], classes: int, parts: int = 1) -> nn.Module:
     """``parts``: by what the channels and units of the paper's network are divided."""
     if len(shape) != 3:
-        raise ValueError(f"model = 'cnn' is for images (channels, height, width), and the inputs have shape {shape}")
+        raise ValueError(
+            f"model = 'cnn' is for images (channels, height, width), and the inputs have shape {shape}"
+        )
     channels, height, width = shape
     layers: list[nn.Module] = []
     for count in (whole // parts for whole in CHANNELS):
@@ -72,7 +78,12 @@ def _cnn(shape: tuple[int, ...], classes: int, parts: int = 1) -> nn.Module:
             layers.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
     units = UNITS // parts
-    layers += [nn.Flatten(), nn.Linear(channels * height * width, units), nn.Tanh(), nn.Linear(units, classes)]
+    layers += [
+        nn.Flatten(),
+        nn.Linear(channels * height * width, units),
+        nn.Tanh(),
+        nn.Linear(units, classes),
+    ]
     return nn.Sequential(*layers)
 
 

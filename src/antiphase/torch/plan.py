@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from antiphase import _checks as check
-from antiphase._checks import Array
+from antiphase._util import checks as check
+from antiphase._util.checks import Array
 from antiphase.design import design
 from antiphase.errors import AntiphaseWarning
-from antiphase.factorization.base import Factorization
+from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.participation import Epochs, Once, Participation
 from antiphase.workload import Workload
@@ -36,7 +36,9 @@ class Plan:
     every: int  # steps an epoch
     accumulation: int  # batches a step
     notes: tuple[str, ...]
-    rates: Array | None = None  # learning rates that the noise was designed for; None where they do not matter
+    rates: Array | None = (
+        None  # learning rates that the noise was designed for; None where they do not matter
+    )
 
     @property
     def steps(self) -> int:
@@ -86,7 +88,9 @@ def workload_of(optimizer: Any, rates: Array, steps: int) -> tuple[Workload, str
     names = ("momentum", "dampening", "nesterov", "weight_decay")
     options = {name: groups[0][name] for name in names}
     note = None
-    if any(group[name] != options[name] for group in groups for name in names):  # other rates only scale the workload
+    if any(
+        group[name] != options[name] for group in groups for name in names
+    ):  # other rates only scale the workload
         note = "the parameter groups differ; the noise is designed for the first group's options. Privacy is exact"
     if not options["momentum"]:
         options["dampening"] = 0.0  # torch looks at it only with momentum
@@ -96,7 +100,9 @@ def workload_of(optimizer: Any, rates: Array, steps: int) -> tuple[Workload, str
         raise ValueError(f"the optimizer's schedule has no workload: {error}") from error
 
 
-def learning_rates(optimizer: Any, scheduler: Any, steps: int, scheduler_every: str, every: int) -> Array:
+def learning_rates(
+    optimizer: Any, scheduler: Any, steps: int, scheduler_every: str, every: int
+) -> Array:
     """The rate of every step, by running a copy of the scheduler ahead; the optimizer and its scheduler see nothing."""
     check.choice("scheduler_every", scheduler_every, ("step", "epoch"))
     if scheduler is None:
@@ -107,11 +113,16 @@ def learning_rates(optimizer: Any, scheduler: Any, steps: int, scheduler_every: 
             "the training data are not private. Leave scheduler out to design for constant rates"
         )
     groups = [
-        {"params": [torch.zeros(1, requires_grad=True)], **{k: v for k, v in group.items() if k != "params"}}
+        {
+            "params": [torch.zeros(1, requires_grad=True)],
+            **{k: v for k, v in group.items() if k != "params"},
+        }
         for group in optimizer.param_groups
     ]
     stand_in = torch.optim.SGD(groups, lr=1.0)
-    stand_in.param_groups = [{**mine, **theirs} for mine, theirs in zip(stand_in.param_groups, groups, strict=True)]
+    stand_in.param_groups = [
+        {**mine, **theirs} for mine, theirs in zip(stand_in.param_groups, groups, strict=True)
+    ]
     ahead = copy.deepcopy(scheduler, {id(optimizer): stand_in})
     rates = np.empty(steps)
     with warnings.catch_warnings():
@@ -140,7 +151,9 @@ def planned(wanted: Any, optimizer: Any, loader: Any, *, participation: Any, **h
     plan = derive(inner, batches, participation=given, **how)
     if isinstance(made, Factorization):
         if plan.steps != made.steps:
-            raise ValueError(f"the mechanism is for {made.steps} steps, and training has {plan.steps}")
+            raise ValueError(
+                f"the mechanism is for {made.steps} steps, and training has {plan.steps}"
+            )
         rates = None if made.workload.learning_rates is None else plan.rates
         plan = replace(plan, workload=made.workload, participation=made.participation, rates=rates)
     for note in plan.notes:
@@ -171,10 +184,14 @@ def calibrated(
 ) -> Mechanism:
     """The mechanism with its noise, designed for the plan if it is ``wanted`` by name."""
     # PRIVACY: with one norm for each tensor, a record moves the sum by at most the norm of these.   [G16]
-    clip_norm = math.sqrt(sum(c * c for c in clip)) if isinstance(clip, list | tuple) else float(clip)
+    clip_norm = (
+        math.sqrt(sum(c * c for c in clip)) if isinstance(clip, list | tuple) else float(clip)
+    )
     if isinstance(wanted, Mechanism):
         if epsilon is not None:
-            raise ValueError(f"target_epsilon = {epsilon}: the mechanism has its noise multiplier already")
+            raise ValueError(
+                f"target_epsilon = {epsilon}: the mechanism has its noise multiplier already"
+            )
         if noise_multiplier not in (None, wanted.noise_multiplier) or clip_norm != wanted.clip_norm:
             raise ValueError(
                 f"noise_multiplier = {noise_multiplier}, max_grad_norm = {clip_norm:g}: the mechanism has "
@@ -187,10 +204,16 @@ def calibrated(
         )
     factorization = wanted
     if isinstance(factorization, str):
-        factorization = design(factorization, workload=plan.workload, participation=plan.participation, **options)
+        factorization = design(
+            factorization, workload=plan.workload, participation=plan.participation, **options
+        )
     assert isinstance(factorization, Factorization)
     return calibrate(
-        factorization, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, clip_norm=clip_norm
+        factorization,
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        clip_norm=clip_norm,
     )
 
 

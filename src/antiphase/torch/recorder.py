@@ -39,7 +39,17 @@ _METADATA = frozenset(
 )
 _CONSTANTS = frozenset(["new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"])
 _RESHAPES_IN_PLACE = frozenset(
-    ["transpose_", "t_", "swapaxes_", "swapdims_", "unsqueeze_", "squeeze_", "resize_", "resize_as_", "set_"]
+    [
+        "transpose_",
+        "t_",
+        "swapaxes_",
+        "swapdims_",
+        "unsqueeze_",
+        "squeeze_",
+        "resize_",
+        "resize_as_",
+        "set_",
+    ]
 )
 
 
@@ -61,7 +71,9 @@ class TensorMap:
         key = id(tensor)
         entry = self._entries.get(key)
         alive = entry is not None and entry[0]() is tensor
-        reference = entry[0] if entry is not None and alive else weakref.KeyedRef(tensor, self._drop, key)
+        reference = (
+            entry[0] if entry is not None and alive else weakref.KeyedRef(tensor, self._drop, key)
+        )
         self._entries[key] = (reference, value)
 
     def _drop(self, reference: Any) -> None:
@@ -139,12 +151,18 @@ class Recorder(TorchFunctionMode):
     @contextlib.contextmanager
     def following(self, inputs: Any) -> Iterator[None]:
         """Follow a forward pass of the model on these inputs."""
-        if not torch.is_grad_enabled() or self._paused or not (self._module.training or self.is_always_on):
+        if (
+            not torch.is_grad_enabled()
+            or self._paused
+            or not (self._module.training or self.is_always_on)
+        ):
             yield
             return
         found = [t for t in tensors_in(inputs) if t.ndim]
         if not found:
-            raise ValueError("the model was called without a tensor: its examples cannot be told apart")
+            raise ValueError(
+                "the model was called without a tensor: its examples cannot be told apart"
+            )
         first = found[0]
         self.batch = first.shape[self._dim if first.ndim > 2 or self._dim == 0 else first.ndim - 1]
         self._names = {}
@@ -198,7 +216,9 @@ class Recorder(TorchFunctionMode):
     # Names and kinds of tensors
 
     def _name(self) -> None:
-        self._names.update((id(p), name) for name, p in self._module.named_parameters() if p.requires_grad)
+        self._names.update(
+            (id(p), name) for name, p in self._module.named_parameters() if p.requires_grad
+        )
 
     def name_of(self, tensor: Tensor) -> str | None:
         """Of a parameter; None for other tensors."""
@@ -228,7 +248,9 @@ class Recorder(TorchFunctionMode):
         if name is not None:
             return [name]
         derived = self.derivation(tensor)
-        return [] if derived is None else sorted({n for p in derived.parents for n in self.parents(p)})
+        return (
+            [] if derived is None else sorted({n for p in derived.parents for n in self.parents(p)})
+        )
 
     # The forward pass
 
@@ -276,24 +298,46 @@ class Recorder(TorchFunctionMode):
         for tensor in found:
             if not writes and tensor in self._data:
                 continue  # one of the arguments, as it was
-            choices = {layouts.after(name, args, kwargs, s, layout, tensor, self.batch) for s, layout in known}
+            choices = {
+                layouts.after(name, args, kwargs, s, layout, tensor, self.batch)
+                for s, layout in known
+            }
             choices.discard(None)
-            self._data[tensor] = choices.pop() if len(choices) == 1 and name not in _RESHAPES_IN_PLACE else None
+            self._data[tensor] = (
+                choices.pop() if len(choices) == 1 and name not in _RESHAPES_IN_PLACE else None
+            )
 
-    def _derive(self, name: str, args: Any, kwargs: Any, parameters: list[Tensor], out: Any) -> None:
+    def _derive(
+        self, name: str, args: Any, kwargs: Any, parameters: list[Tensor], out: Any
+    ) -> None:
         """Results of parameters alone are derived parameters."""
         kind, indices = "graph", None
         first = parameters[0]
         if writes_in_place(name):
             written: Tensor = args[0]
             before = self.derivation(written)
-            parents = [*(p for p in parameters if p is not written), *(before.parents if before else ())]
+            parents = [
+                *(p for p in parameters if p is not written),
+                *(before.parents if before else ()),
+            ]
             if written.requires_grad and self.name_of(written) is None:
                 self._derived[written] = Derived(kind, tuple(parents))
             return
-        if first.ndim == 2 and name in ("t", "T", "mT", "transpose", "permute", "swapaxes", "adjoint", "H", "mH"):
+        if first.ndim == 2 and name in (
+            "t",
+            "T",
+            "mT",
+            "transpose",
+            "permute",
+            "swapaxes",
+            "adjoint",
+            "H",
+            "mH",
+        ):
             swapped = (
-                isinstance(out, Tensor) and out.shape == first.shape[::-1] and out.stride() == first.stride()[::-1]
+                isinstance(out, Tensor)
+                and out.shape == first.shape[::-1]
+                and out.stride() == first.stride()[::-1]
             )
             kind = "transpose" if swapped else "graph"
         elif name in ("expand", "repeat", "broadcast_to", "tile", "expand_as"):
@@ -306,7 +350,11 @@ class Recorder(TorchFunctionMode):
                 kind, indices = "graph", None
         for tensor in tensors_in(out):
             # Functions such as `to` and `contiguous` may return their argument.
-            if tensor.requires_grad and self.name_of(tensor) is None and not any(tensor is p for p in parameters):
+            if (
+                tensor.requires_grad
+                and self.name_of(tensor) is None
+                and not any(tensor is p for p in parameters)
+            ):
                 self._derived[tensor] = Derived(kind, tuple(parameters), indices)
 
     def marked(
@@ -354,7 +402,9 @@ class Recorder(TorchFunctionMode):
             return
         derived = self.derivation(tensor)
         if derived is None and name is None:
-            raise ValueError("a parameter that the model has no longer was used in its forward pass")
+            raise ValueError(
+                "a parameter that the model has no longer was used in its forward pass"
+            )
         if derived is not None and derived.kind == "transpose" and isinstance(term, Products):
             turned = Products(term.inputs, term.outputs)
             self._collect(derived.parents[0], turned, False)
@@ -362,7 +412,12 @@ class Recorder(TorchFunctionMode):
         formed = formed_term(term, tensor.shape)
         rows, size = formed.rows, formed.size
         n = len(rows)
-        if derived is not None and derived.kind == "expand" and len(derived.parents) == 1 and sliced:
+        if (
+            derived is not None
+            and derived.kind == "expand"
+            and len(derived.parents) == 1
+            and sliced
+        ):
             parent = derived.parents[0]
             if _is_expansion(parent.shape, tensor.shape):
                 summed = summed_to(rows.view(n, -1, *tensor.shape[1:]), parent.shape)
@@ -371,7 +426,11 @@ class Recorder(TorchFunctionMode):
         if derived is not None and derived.kind == "lookup" and derived.indices is not None:
             indices = derived.indices
             own = indices.reshape(n, -1) if sliced else indices.reshape(1, -1).expand(n, -1)
-            self._collect(derived.parents[0], Lookups(own, rows.reshape(n, own.shape[1], tensor.shape[-1])), False)
+            self._collect(
+                derived.parents[0],
+                Lookups(own, rows.reshape(n, own.shape[1], tensor.shape[-1])),
+                False,
+            )
             return
         if sliced:
             placed = rows.new_zeros(n, n, tensor.numel() // max(n, 1))
@@ -405,15 +464,26 @@ def _pulled_back(tensor: Tensor, leaves: dict[str, Tensor], rows: Tensor) -> dic
         part = torch.cat([part, part.new_zeros(GROUP - size, *part.shape[1:])])
         with torch.enable_grad():
             each = torch.autograd.grad(
-                tensor, list(leaves.values()), part, retain_graph=True, allow_unused=True, is_grads_batched=True
+                tensor,
+                list(leaves.values()),
+                part,
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=True,
             )
         for (name, leaf), gradient in zip(leaves.items(), each, strict=True):
-            found[name].append(leaf.new_zeros(size, *leaf.shape) if gradient is None else gradient[:size])
+            found[name].append(
+                leaf.new_zeros(size, *leaf.shape) if gradient is None else gradient[:size]
+            )
     return {name: torch.cat(parts) if parts else rows.new_zeros(0) for name, parts in found.items()}
 
 
 def _with_size(rows: Rows, size: Tensor | None) -> Rows:
-    return rows if size is None else Rows(rows.rows, size if rows.size is None else torch.maximum(size, rows.size))
+    return (
+        rows
+        if size is None
+        else Rows(rows.rows, size if rows.size is None else torch.maximum(size, rows.size))
+    )
 
 
 def _in_proportion(size: Tensor | None, rows: Tensor, found: Tensor) -> Tensor | None:
@@ -439,7 +509,9 @@ def summed_to(rows: Tensor, shape: torch.Size) -> Rows:
     dims = [i for i, size in enumerate(wide) if size == 1 and rows.shape[i + 1] > 1]
     rest = [i for i in range(len(wide)) if i not in dims]
     moved = rows.permute(0, *[i + 1 for i in dims], *[i + 1 for i in rest]).reshape(
-        n, torch.Size([rows.shape[i + 1] for i in dims]).numel(), torch.Size([wide[i] for i in rest]).numel()
+        n,
+        torch.Size([rows.shape[i + 1] for i in dims]).numel(),
+        torch.Size([wide[i] for i in rest]).numel(),
     )
     summed = token_sums(moved)
     return Rows(summed.rows.view(n, *shape), summed.size)
@@ -454,7 +526,10 @@ def writes_in_place(name: str) -> bool:
 
 
 _WRITING = frozenset(
-    ["__setitem__", *(f"__i{n}__" for n in ("add", "sub", "mul", "truediv", "div", "pow", "floordiv"))]
+    [
+        "__setitem__",
+        *(f"__i{n}__" for n in ("add", "sub", "mul", "truediv", "div", "pow", "floordiv")),
+    ]
 )
 _WRITING |= frozenset(f"__i{n}__" for n in ("mod", "and", "or", "xor", "lshift", "rshift"))
 

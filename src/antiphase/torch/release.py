@@ -9,13 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from antiphase.errors import AntiphaseWarning, HorizonError, KeyFileError, ParticipationError, StateError
-from antiphase.ledger import ParticipationLedger, WriteAheadLedger
+from antiphase.errors import (
+    AntiphaseWarning,
+    HorizonError,
+    KeyFileError,
+    ParticipationError,
+    StateError,
+)
+from antiphase.ledger.participation import ParticipationLedger
+from antiphase.ledger.write_ahead import WriteAheadLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.noise.stream import NoiseStream
 from antiphase.torch import distributed, earlier_runs
-from antiphase.torch.sampling import Recorded
+from antiphase.torch.batch_selection import Recorded
 
 Tensor = torch.Tensor
 
@@ -90,12 +97,16 @@ class Release:
         if stream is not None:
             stream.skip(position)
         self._wal = WriteAheadLedger(self.key, run, self.group.rank, first)
-        self._drawn_before = self.group.largest(len(self._wal))  # by any process: one may have died a step earlier
+        self._drawn_before = self.group.largest(
+            len(self._wal)
+        )  # by any process: one may have died a step earlier
         self._run, self._position, self._stream = run, position, stream
 
     def _new_run(self, after: str | None) -> str:
         """Start a run under the key; warn if another training under this key used the same data."""
-        run = self.key.start_run(self.mechanism.digest, after, self.data, earlier_runs.described(self.mechanism))
+        run = self.key.start_run(
+            self.mechanism.digest, after, self.data, earlier_runs.described(self.mechanism)
+        )
         others = earlier_runs.on_same_data(self.key, self.data, run)
         if others:
             warnings.warn(
@@ -110,7 +121,9 @@ class Release:
         delta = self.mechanism.target_delta
         if delta is None:
             return ""
-        epsilon = earlier_runs.combined_epsilon(self.mechanism, [self.mechanism.steps], others, delta)
+        epsilon = earlier_runs.combined_epsilon(
+            self.mechanism, [self.mechanism.steps], others, delta
+        )
         return f": {earlier_runs.in_words(epsilon, delta)}"
 
     def others_on_same_data(self) -> list[earlier_runs.EarlierRun]:
@@ -131,7 +144,10 @@ class Release:
         if self.run is None:
             return []
         # PRIVACY: all of them, also those that the checkpoint at hand knows nothing of.   [G15]
-        others = {run: WriteAheadLedger.drawn_in(self.key, run) for run in self.key.family(self.run) - {self.run}}
+        others = {
+            run: WriteAheadLedger.drawn_in(self.key, run)
+            for run in self.key.family(self.run) - {self.run}
+        }
         known = [self.mechanism.steps if drawn is None else drawn for drawn in others.values()]
         return known + [self.mechanism.steps] * self._foreign
 
@@ -178,7 +194,9 @@ class Release:
         for name, total, array in zip(self._shapes, parts, own, strict=True):
             # PRIVACY: added in float32; in bfloat16 small noise would vanish.   [G16]
             # By NumPy, since torch would wake all its threads to add two rows.
-            out = np.asarray(array + row[name].reshape(array.shape)) if name in row else array.copy()
+            out = (
+                np.asarray(array + row[name].reshape(array.shape)) if name in row else array.copy()
+            )
             noisy.append(torch.from_numpy(out).to(total.device))
         return [_divided(t, self.divisor) for t in self.group.summed(noisy, sums)]
 
@@ -233,7 +251,9 @@ class Release:
             )
         # PRIVACY: rows of different steps, or runs, are together no row of the noise.   [G17]
         whose = "its own" if state["rank"] == self.group.rank else "that of another process"
-        self.group.require_same("checkpoint", f"run {state['run']}, step {state['position']}, {whose}")
+        self.group.require_same(
+            "checkpoint", f"run {state['run']}, step {state['position']}, {whose}"
+        )
         if state["rank"] != self.group.rank:
             # PRIVACY: who took part is counted by each process for itself.   [G14]
             raise StateError(
@@ -242,7 +262,9 @@ class Release:
             )
         position, run, foreign = int(state["position"]), str(state["run"]), int(state["foreign"])
         if not (0 <= position <= self.mechanism.steps and foreign >= 0):
-            raise StateError(f"step {position} of {self.mechanism.steps}: not the state of a release")
+            raise StateError(
+                f"step {position} of {self.mechanism.steps}: not the state of a release"
+            )
         if same_key:
             run = self.key.check_run(run)
         if self.drawn and not (same_key and run in self.key.family(str(self.run))):
@@ -251,7 +273,11 @@ class Release:
                 f"this engine has released {self.drawn} steps of another run. Nothing was changed. Go on with an "
                 "engine of its own; on the same data the two add up"
             )
-        kept = self.key.path is not None or self.key.is_insecure or WriteAheadLedger.drawn_in(self.key, run) is not None
+        kept = (
+            self.key.path is not None
+            or self.key.is_insecure
+            or WriteAheadLedger.drawn_in(self.key, run) is not None
+        )
         if same_key and not fresh_noise and not kept:
             # PRIVACY: nothing says here which rows went out with which sums.   [G15]
             raise KeyFileError(
@@ -277,7 +303,9 @@ def _divided(total: Tensor, divisor: float) -> Tensor:
 
 def row_of(release: Release, step: int) -> dict[str, np.ndarray[Any, Any]]:
     """Row ``step`` of the noise again, for tests and studies; whoever has the key can do so."""
-    stream = NoiseStream(release.mechanism, key=release.key, run=release.run, shapes=release._shapes, memory="2GB")
+    stream = NoiseStream(
+        release.mechanism, key=release.key, run=release.run, shapes=release._shapes, memory="2GB"
+    )
     stream.skip(step)
     row: dict[str, np.ndarray[Any, Any]] = stream.next()
     return row

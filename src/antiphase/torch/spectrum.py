@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from antiphase import _checks as check
+from antiphase._util import checks as check
 from antiphase.theory.spectrum import Spectrum
 
 Tensor = torch.Tensor
@@ -57,7 +57,11 @@ def spectrum(
     count, probes = check.whole_number("count", count), check.whole_number("probes", probes)
     seed = check.whole_number("seed", seed, least=0)
     check.choice("matrix", matrix, ("hessian", "gauss-newton"))
-    parameters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters() if p.requires_grad}
+    parameters = {
+        name: p.detach().clone().requires_grad_()
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
     if not parameters:
         raise ValueError("the model has no parameters that are trained, so there is no curvature")
     weights = None if clip_norm is None else _clip_factors(model, loss, inputs, targets, clip_norm)
@@ -69,12 +73,16 @@ def spectrum(
     nodes, masses = [], []
     for _ in range(probes):
         start = torch.randn(dimension, dtype=torch.float64, generator=generator)
-        values, mass = _lanczos(lambda v: product(v.to(like)).detach().cpu().double(), start, min(count, dimension))
+        values, mass = _lanczos(
+            lambda v: product(v.to(like)).detach().cpu().double(), start, min(count, dimension)
+        )
         nodes.append(values)
         masses.append(mass * dimension / probes)
     found, mass = np.concatenate(nodes), np.concatenate(masses)
     if not np.isfinite(found).all():
-        raise ValueError("the curvature is not finite at these weights: nothing can be said about it")
+        raise ValueError(
+            "the curvature is not finite at these weights: nothing can be said about it"
+        )
     return Spectrum(np.maximum(found, 0.0), mass, min(float(found.min()), 0.0))
 
 
@@ -105,7 +113,9 @@ def _lanczos(product: Product, start: Tensor, count: int) -> tuple[Any, Any]:
 # ---- products with the matrix ------------------------------------------------------------------------------
 
 
-def _hessian(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, parameters: dict[str, Tensor]) -> Product:
+def _hessian(
+    model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, parameters: dict[str, Tensor]
+) -> Product:
     """``v ↦ Hv`` by differentiating the gradient once more; its graph is made once."""
     places = list(parameters.values())
     value = loss(functional_call(model, parameters, (inputs,)), targets)
@@ -143,7 +153,10 @@ def _gradients(value: Tensor, places: list[Tensor], seed: Tensor | None = None, 
 def _flat(parts: Any, places: list[Tensor]) -> Tensor:
     """One vector; what does not depend on a parameter is 0."""
     return torch.cat(
-        [torch.zeros(p.numel()).to(p) if g is None else g.reshape(-1) for g, p in zip(parts, places, strict=True)]
+        [
+            torch.zeros(p.numel()).to(p) if g is None else g.reshape(-1)
+            for g, p in zip(parts, places, strict=True)
+        ]
     )
 
 
@@ -162,7 +175,9 @@ def _each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     return alone
 
 
-def _clip_factors(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, clip_norm: float) -> Tensor:
+def _clip_factors(
+    model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, clip_norm: float
+) -> Tensor:
     """``min(1, clip_norm/‖gradient‖)`` of each example."""
     limit = check.positive_number("clip_norm", clip_norm)
     parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}

@@ -24,27 +24,29 @@ from torch import nn
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
-from antiphase import _checks as check
-from antiphase import files
+from antiphase._util import checks as check
+from antiphase._util import files
+from antiphase._util.interrupts import first_ctrl_c
 from antiphase.data import Dataset
 from antiphase.design import design, names
 from antiphase.errors import StateError
-from antiphase.interrupts import first_ctrl_c
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.noise.key import Key
 from antiphase.participation import min_separation
 from antiphase.statement import PrivacyStatement
-from antiphase.torch import folders
-from antiphase.torch.engine import PrivacyEngine
+from antiphase.torch import run_directory
+from antiphase.torch.batch_selection import fixed_order_loader
 from antiphase.torch.models import model
-from antiphase.torch.sampling import fixed_order_loader
+from antiphase.torch.privacy_engine import PrivacyEngine
 from antiphase.workload import SCHEDULES
 
 Tensor = torch.Tensor
 Progress = Callable[[int, int, Mapping[str, float]], None]
 
 CHECKPOINTS = 10  # a run, at least
-SMALL = 1 << 20  # numbers in the gradients of a batch; below, waking a second thread takes longer than the work
+SMALL = (
+    1 << 20
+)  # numbers in the gradients of a batch; below, waking a second thread takes longer than the work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,9 @@ class Recipe:
                 f"epsilon = {self.epsilon}, noise_multiplier = {self.noise_multiplier}: give one, the other follows"
             )
         if self.delta is None:
-            raise TypeError("delta = None: δ is yours to choose, well below one over the number of records")
+            raise TypeError(
+                "delta = None: δ is yours to choose, well below one over the number of records"
+            )
 
     @property
     def is_private(self) -> bool:
@@ -154,7 +158,9 @@ class Outcome:
         def number(x: float) -> float | None:
             return x if math.isfinite(x) else None
 
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "weights"}
+        plain = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "weights"
+        }
         return plain | {
             "recipe": dataclasses.asdict(self.recipe),
             "loss": number(self.loss),
@@ -200,16 +206,22 @@ def train(
         raise TypeError("resume = True needs checkpoint: the folder of the run to go on with")
     if folder is not None:
         if not recipe.is_planned:
-            raise ValueError(f"mechanism = {recipe.mechanism!r} keeps no checkpoints here; leave checkpoint out")
+            raise ValueError(
+                f"mechanism = {recipe.mechanism!r} keeps no checkpoints here; leave checkpoint out"
+            )
         identity = _identity(recipe, dataset, seed, insecure_noise)
-        folders.refuse_another_run(folder, resume, identity)
+        run_directory.refuse_another_run(folder, resume, identity)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        run = _Run(recipe, dataset, seed, folders.key(folder, insecure_noise), folder)
+        run = _Run(recipe, dataset, seed, run_directory.key(folder, insecure_noise), folder)
         if folder is not None:
-            folders.begin(folder, run.key, identity)
+            run_directory.begin(folder, run.key, identity)
             run.restore()
-        with _threads(run.work), _without_hook_warnings(), first_ctrl_c(folder is not None) as interrupted:
+        with (
+            _threads(run.work),
+            _without_hook_warnings(),
+            first_ctrl_c(folder is not None) as interrupted,
+        ):
             for batch in itertools.islice(_endless(run.loader), run.steps - run.done):
                 run.step(*batch)
                 if evaluate is not None and run.done % evaluate == 0:
@@ -232,8 +244,16 @@ def train(
 class _Run:
     """A training under way: between two calls of `step` it can be saved, and restored elsewhere."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, seed: int, key: Key, folder: Path | None) -> None:
-        self.recipe, self.dataset, self.seed, self.key, self.folder = recipe, dataset, seed, key, folder
+    def __init__(
+        self, recipe: Recipe, dataset: Dataset, seed: int, key: Key, folder: Path | None
+    ) -> None:
+        self.recipe, self.dataset, self.seed, self.key, self.folder = (
+            recipe,
+            dataset,
+            seed,
+            key,
+            folder,
+        )
         self.net = model(recipe.model, dataset.shape, len(dataset.classes))
         self.test = Table(dataset, dataset.test, recipe.inputs)
         table = Table(dataset, dataset.train, recipe.inputs)
@@ -255,7 +275,11 @@ class _Run:
         self.engine: PrivacyEngine | None = None
         self.amplified: Mechanism | None = None
         self.loader: Any = DataLoader(
-            table, recipe.batch_size, shuffle=True, collate_fn=_collate, generator=torch.Generator().manual_seed(seed)
+            table,
+            recipe.batch_size,
+            shuffle=True,
+            collate_fn=_collate,
+            generator=torch.Generator().manual_seed(seed),
         )
         if not recipe.is_private:
             self.loader = fixed_order_loader(self.loader)
@@ -264,13 +288,19 @@ class _Run:
         self.module, self.optimizer, self.loader = made[0], made[1], made[-1]
         if len(made) == 4:  # ghost clipping has a loss of its own
             self.criterion = made[2]
-        if recipe.is_planned and key.is_insecure:  # a secret key draws the run's id at random, at the first step
+        if (
+            recipe.is_planned and key.is_insecure
+        ):  # a secret key draws the run's id at random, at the first step
             self.optimizer.release.begin(f"{key.subkey('run', str(seed)):032x}")
 
     def _planned(self) -> Any:
         recipe = self.recipe
         self.engine = _engine(recipe.mechanism, key=self.key, **recipe.options)
-        how = self._parts() | {"epochs": recipe.epochs, "scheduler": self.scheduler, "poisson_sampling": False}
+        how = self._parts() | {
+            "epochs": recipe.epochs,
+            "scheduler": self.scheduler,
+            "poisson_sampling": False,
+        }
         if recipe.epsilon is None:
             how["noise_multiplier"] = recipe.noise_multiplier
             return self.engine.make_private(target_delta=recipe.delta, **how)
@@ -282,9 +312,16 @@ class _Run:
         """DP-SGD by Opacus. Its generators are torch's, with a state from our key."""
         recipe, seed = self.recipe, str(self.seed)
         if recipe.options:
-            raise TypeError(f"{sorted(recipe.options)}: dp-sgd on Poisson samples has no such option")
+            raise TypeError(
+                f"{sorted(recipe.options)}: dp-sgd on Poisson samples has no such option"
+            )
         self.amplified = _amplified(
-            recipe.epsilon, recipe.noise_multiplier, recipe.delta, recipe.clip_norm, 1 / len(self.loader), self.steps
+            recipe.epsilon,
+            recipe.noise_multiplier,
+            recipe.delta,
+            recipe.clip_norm,
+            1 / len(self.loader),
+            self.steps,
         )
         # PRIVACY: who is drawn must be as secret as the noise, or there is no amplification.   [G9]
         self.loader.generator = torch_generator(self.key, "samples", seed)
@@ -314,7 +351,9 @@ class _Run:
             self.curve.append((self.done, *score(self.module, self.test)))
 
     def latest(self) -> dict[str, float]:
-        return dict(zip(("accuracy", "loss"), self.curve[-1][1:], strict=True)) if self.curve else {}
+        return (
+            dict(zip(("accuracy", "loss"), self.curve[-1][1:], strict=True)) if self.curve else {}
+        )
 
     def save(self) -> None:
         """What `restore` needs, and at the end the weights; whatever is there is replaced whole."""
@@ -333,10 +372,12 @@ class _Run:
         if not (self.folder / "checkpoint").exists():
             if any(ledger.stat().st_size for ledger in self.folder.glob("key.*.ledger")):
                 # PRIVACY: to begin again would be a second release, and nobody would account for the first.   [G15]
-                raise StateError(f"{self.folder}: steps were released, and their checkpoint is gone. Put it back")
+                raise StateError(
+                    f"{self.folder}: steps were released, and their checkpoint is gone. Put it back"
+                )
             self.save()
             return
-        curve, self.seconds = folders.curve(self.folder / "curve.json")
+        curve, self.seconds = run_directory.curve(self.folder / "curve.json")
         self.engine.load_checkpoint(path=self.folder / "checkpoint", **self._state())
         self.done = self.steps - self.engine.remaining_steps
         self.curve = [point for point in curve if point[0] <= self.done]
@@ -356,7 +397,9 @@ class _Run:
                 statement = dataclasses.replace(statement, noise_source=TWISTER)
         weights = self.weights()
         _, accuracy, loss = self.curve[-1]
-        finite = math.isfinite(loss) and all(bool(torch.isfinite(w).all()) for w in weights.values())
+        finite = math.isfinite(loss) and all(
+            bool(torch.isfinite(w).all()) for w in weights.values()
+        )
         return Outcome(
             self.recipe, self.dataset.name, self.seed, accuracy, loss, finite, tuple(self.curve), self.done,
             self.seconds, statement, weights,
@@ -365,7 +408,9 @@ class _Run:
 
 def _engine(mechanism: str, **options: Any) -> PrivacyEngine:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Secure RNG turned off")  # where that is so, the statement says it
+        warnings.filterwarnings(
+            "ignore", message="Secure RNG turned off"
+        )  # where that is so, the statement says it
         return PrivacyEngine(mechanism=mechanism, **options)
 
 
@@ -393,9 +438,14 @@ class Table(TorchDataset[Any]):
         self.inputs, self.targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets)
         if inputs == "standard":
             if dataset.mean is None or dataset.std is None:
-                raise ValueError(f"inputs = 'standard': the dataset {dataset.name} has no public mean and deviation")
+                raise ValueError(
+                    f"inputs = 'standard': the dataset {dataset.name} has no public mean and deviation"
+                )
             shape = (1, -1) + (1,) * (self.inputs.ndim - 2)
-            mean, std = (torch.tensor(v, dtype=torch.float32).view(shape) for v in (dataset.mean, dataset.std))
+            mean, std = (
+                torch.tensor(v, dtype=torch.float32).view(shape)
+                for v in (dataset.mean, dataset.std)
+            )
             self.inputs = (self.inputs - mean) / std
 
     def __len__(self) -> int:
@@ -425,7 +475,12 @@ TWISTER = "drawn by Opacus with torch's Mersenne Twister, from a secret state; t
 
 @lru_cache(maxsize=16)  # seconds each, and the same for every trial
 def _amplified(
-    epsilon: float | None, noise_multiplier: float | None, delta: float, clip_norm: float, rate: float, steps: int
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    delta: float,
+    clip_norm: float,
+    rate: float,
+    steps: int,
 ) -> Mechanism:
     made = design("dp-sgd", steps=steps, participation=min_separation(steps, apart=1))
     return calibrate(
@@ -439,15 +494,23 @@ def torch_generator(key: Key, *purpose: str) -> torch.Generator:
     made = torch.Generator()
     state = made.get_state()
     # PRIVACY: torch's seeds are cut to 32 bits, few enough to try them all; the state has 19,968.   [G11]
-    words = state.numpy()[24 : 24 + 8 * 624].view(np.uint64)  # after seed, position and flags; 32 bits in each
-    words[:] = AESCounter(key=key.subkey("torch generator", *purpose)).random_raw(624) >> np.uint64(32)
+    words = state.numpy()[24 : 24 + 8 * 624].view(
+        np.uint64
+    )  # after seed, position and flags; 32 bits in each
+    words[:] = AESCounter(key=key.subkey("torch generator", *purpose)).random_raw(624) >> np.uint64(
+        32
+    )
     made.set_state(state)
     return made
 
 
-def _identity(recipe: Recipe, dataset: Dataset, seed: int, insecure_noise: int | None) -> dict[str, Any]:
+def _identity(
+    recipe: Recipe, dataset: Dataset, seed: int, insecure_noise: int | None
+) -> dict[str, Any]:
     made = dataclasses.asdict(recipe) | {"data": dataset.name, "data digest": dataset.digest}
-    same: dict[str, Any] = json.loads(json.dumps(made | {"seed": seed, "insecure_noise": insecure_noise}))
+    same: dict[str, Any] = json.loads(
+        json.dumps(made | {"seed": seed, "insecure_noise": insecure_noise})
+    )
     return same
 
 

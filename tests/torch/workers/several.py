@@ -44,9 +44,18 @@ def model():
 def noise(rank, world, folder):
     """Three rows of noise on sums of zero."""
     shapes = {"a": (40, 60), "b": (7,), "c": (3, 5, 2), "d": (1,)}
-    mechanism = calibrate(design("dp-mf", workload=Workload.sgd(8), participation=epochs(2, 4)), noise_multiplier=1.0)
+    mechanism = calibrate(
+        design("dp-mf", workload=Workload.sgd(8), participation=epochs(2, 4)), noise_multiplier=1.0
+    )
     release = Release(
-        mechanism, Key.insecure(7), shapes, 4.0, batches=None, ledger=None, group=Group.current(), most_examples=100
+        mechanism,
+        Key.insecure(7),
+        shapes,
+        4.0,
+        batches=None,
+        ledger=None,
+        group=Group.current(),
+        most_examples=100,
     )
     release.begin(RUN)
     return [release([torch.zeros(shape) for shape in shapes.values()], 0) for _ in range(3)]
@@ -90,7 +99,9 @@ def train(
     dataset = data()
     for index in infinite:
         dataset.tensors[0][index] = float("inf")
-    if sampler == "fixed order":  # that of all processes, though each made its own, and not a share of it
+    if (
+        sampler == "fixed order"
+    ):  # that of all processes, though each made its own, and not a share of it
         loader = DataLoader(dataset, batch_sampler=FixedOrder(SIZE, BATCH))
     elif sampler == "padded":
         loader = DataLoader(dataset, batch_size=BATCH, sampler=DistributedSampler(dataset))
@@ -132,7 +143,9 @@ def train(
 
 def refused(rank, world, folder, *, options):
     """How `train` fails; of options that are lists, each process takes its own."""
-    mine = {key: value[rank] if isinstance(value, list) else value for key, value in options.items()}
+    mine = {
+        key: value[rank] if isinstance(value, list) else value for key, value in options.items()
+    }
     try:
         train(rank, world, folder, run=None, **mine)
     except Exception as error:
@@ -141,7 +154,12 @@ def refused(rank, world, folder, *, options):
 
 
 def main():
-    folder, rank, world, jobs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+    folder, rank, world, jobs = (
+        Path(sys.argv[1]),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        json.loads(sys.argv[4]),
+    )
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if world > 1:
@@ -154,7 +172,9 @@ def main():
         torch.save(result, folder / f"{sys.argv[5]}.{number}.{rank}.pt")
     if world > 1:
         dist.destroy_process_group()
-        os._exit(0)  # results are on the disk; gloo's threads now and then abort a process that ends by itself
+        os._exit(
+            0
+        )  # results are on the disk; gloo's threads now and then abort a process that ends by itself
 
 
 if __name__ == "__main__":

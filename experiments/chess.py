@@ -1,0 +1,146 @@
+"""The paper's Figure 4: Chess against PGD (DP-SGD) on the quadratic of Figure 2, at γ = 0.02.
+
+Both have about the same ‖B‖ and sensitivity 1, and still PGD settles while Chess grows without end: its noise comes
+back at every step with the other sign, and adds up at that frequency. The bracket of the theorems tells them apart.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import antiphase as ap
+from antiphase.reporting import charts, figures
+from antiphase.theory.bounds import noise_bracket
+from antiphase.theory.quadratic import Quadratic, exact, simulate
+from experiments.runner import Cell, Found, Result, Table
+
+NAME = "chess"
+TITLE = "Chess diverges where PGD settles, with the same ‖B‖"
+SEED = 4
+LABELS = {"dp-sgd": "PGD (DP-SGD)", "chess": "Chess"}
+
+
+def cells(full: bool) -> list[Cell]:
+    setting = {
+        "steps": 5000, "rate": 0.02, "smoothness": 10.0, "sigma": 20.0, "dimension": 100, "runs": 64 if full else 16,
+        "seed": SEED,
+    }  # fmt: skip
+    return [{"mechanism": name} | setting for name in LABELS]
+
+
+def work(cell: Cell) -> Result:
+    """The squared gradient over the steps, exact and simulated, and what bounds rest on."""
+    problem = Quadratic.paper(cell["dimension"], cell["smoothness"])
+    design = ap.design(cell["mechanism"], steps=cell["steps"])
+    setting: dict[str, Any] = {
+        "learning_rate": cell["rate"],
+        "noise": cell["sigma"] / math.sqrt(cell["dimension"]),
+    }
+    paths = simulate(design, problem, **setting, runs=cell["runs"], seed=cell["seed"]).gradient
+    expected = exact(design, problem, **setting).gradient.total
+    spread = paths.std(axis=0, ddof=1) / math.sqrt(len(paths))
+    steps = np.arange(len(expected))
+    half = steps >= len(steps) // 2
+    tau = round(1 / (cell["rate"] * cell["smoothness"]))
+    return {
+        "sensitivity": design.sensitivity,
+        "frobenius": float(design.noise_per_iterate.sum()),
+        "tau": tau,
+        "bracket": noise_bracket(design, tau).weighted,
+        "averages": {
+            str(n): float(expected[: n + 1].mean())
+            for n in (cell["steps"] // k for k in (8, 4, 2, 1))
+        },
+        "slope": float(np.polyfit(steps[half], expected[half], 1)[0]),
+        "last": float(expected[-1]),
+        "curve": {
+            name: [float(f"{value:.5g}") for value in values]
+            for name, values in (
+                ("exact", expected),
+                ("mean", paths.mean(axis=0)),
+                ("error", spread),
+            )
+        },
+    }
+
+
+def summary(found: Found, full: bool) -> dict[str, Any]:
+    kept = {
+        cell["mechanism"]: {k: v for k, v in result.items() if k != "curve"}
+        for cell, result in found
+    }
+    curves = [result["curve"] for _, result in found]
+    looked_at = range(20, found[0][0]["steps"] + 1, 20)
+    apart = [abs(c["mean"][i] - c["exact"][i]) / c["error"][i] for c in curves for i in looked_at]
+    return kept | {
+        "slope of the resonance": _resonance(found[0][0]),
+        "standard errors between exact and simulated": {
+            "compared": len(apart),
+            "largest": max(apart),
+        },
+    }
+
+
+def _resonance(cell: Cell) -> float:
+    """What Chess adds to ``E‖∇f‖²`` in a step: the power that its noise gains at half a cycle a step, times the gain of
+    gradient descent there, ``γ²h²/(1 + ρ)²`` with ``ρ = 1 − γh``, over all directions."""
+    h = Quadratic.paper(cell["dimension"], cell["smoothness"]).spectrum
+    gain = (cell["rate"] * h / (2 - cell["rate"] * h)) ** 2
+    return float(2 * cell["sigma"] ** 2 / cell["dimension"] * gain.sum())
+
+
+def draw(record: dict[str, Any], folder: Path) -> list[Path]:
+    curves = {cell["settings"]["mechanism"]: cell["result"]["curve"] for cell in record["cells"]}
+    steps = np.arange(0, record["settings"]["steps"] + 1, 10)
+    series = []
+    for name, label in LABELS.items():
+        exactly, mean, error = (
+            np.array(curves[name][part])[steps] for part in ("exact", "mean", "error")
+        )
+        series += [
+            charts.Series(
+                name, f"{label}, simulated", steps, mean, error, line=False, points=False
+            ),
+            charts.Series(name, label, steps, exactly, points=False),
+        ]
+    runs = record["settings"]["runs"]
+    note = (
+        f"γ = {record['settings']['rate']:g}. Lines: exact expectations. Bands: means of {runs} simulated runs, ± one "
+        "standard error."
+    )
+    drawn = {
+        kind: charts.Lines(
+            record["title"], "step", "‖∇f(x)‖², expected", series, log_y=kind == "log", note=note
+        )
+        for kind in ("log", "linear")
+    }
+    return [
+        path
+        for kind, chart in drawn.items()
+        for path in figures.draw(folder / f"{NAME}-{kind}", chart)
+    ]
+
+
+def words(record: dict[str, Any]) -> list[Table]:
+    found = record["summary"]
+    rows = [
+        [label, f"{row['sensitivity']:g}", f"{row['frobenius']:,.0f}", f"{row['bracket']:,.0f}"]
+        + [f"{value:#.4g}" for value in row["averages"].values()]
+        + [f"{row['last']:#.4g}", f"{row['slope']:.5f}"]
+        for label, row in ((label, found[name]) for name, label in LABELS.items())
+    ]
+    lengths = [f"average,\n{int(n):,} steps" for n in found["chess"]["averages"]]
+    return [
+        Table(
+            record["title"],
+            ["mechanism", "sens", "‖B‖²", "‖Λ_τ B‖²", *lengths, "last", "slope"],
+            rows,
+            f"Squared gradients, exact expectations, at γ = {record['settings']['rate']:g}; τ = 1/γL = "
+            f"{found['chess']['tau']}. Slope: a step, over the second half; the resonance of Chess gives "
+            f"{found['slope of the resonance']:.5f}.",
+        )
+    ]

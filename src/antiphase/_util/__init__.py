@@ -1,0 +1,1 @@
+"""Internal helpers: argument checks, frozen values, safe files, locks."""

@@ -1,0 +1,116 @@
+"""Checks of arguments: each returns the clean value or raises, naming the argument and what it was."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def whole_number(name: str, value: Any, *, least: int = 1) -> int:
+    """``value`` as an int of at least ``least``; a bool or a float is a mistake, not a number of steps."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} = {value!r} must be a whole number, not {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} = {value} must be at least {least}")
+    return int(value)
+
+
+def real_number(
+    name: str, value: Any, *, least: float = -math.inf, below: float = math.inf
+) -> float:
+    """``value`` as a finite float with ``least <= value < below``."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} = {value!r} must be a number, not {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or not least <= number < below:
+        wanted = "finite"
+        if least > -math.inf:
+            wanted += f", at least {least:g}"
+        if below < math.inf:
+            wanted += f", below {below:g}"
+        raise ValueError(f"{name} = {value} must be {wanted}")
+    return number
+
+
+def positive_number(name: str, value: Any) -> float:
+    number = real_number(name, value)
+    if number <= 0:
+        raise ValueError(f"{name} = {value} must be positive")
+    return number
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} = {value!r} must be True or False, not {type(value).__name__}")
+    return bool(value)
+
+
+def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} = {value!r} must be a string, one of {', '.join(allowed)}")
+    if value not in allowed:
+        raise ValueError(f"{name} = {value!r} must be one of {', '.join(allowed)}")
+    return value
+
+
+def instance(name: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} = {value!r} must be a {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def name_or_path(name: str, value: Any) -> str | os.PathLike[str]:
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} = {value!r} must be a name or a path, not {type(value).__name__}")
+    return value
+
+
+def function(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise TypeError(f"{name} = {value!r} must be a function, not {type(value).__name__}")
+    return value
+
+
+def real_array(name: str, value: Any, *, ndim: int) -> Array:
+    """A read-only float64 copy of ``value`` with ``ndim`` axes and finite entries."""
+    if np.iscomplexobj(value):
+        raise TypeError(f"{name} has complex entries; real numbers are needed")
+    try:
+        array = np.array(value, dtype=np.float64, order="C")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{name} = {value!r} cannot be read as an array of numbers") from error
+    if array.ndim != ndim:
+        raise ValueError(f"{name} has shape {array.shape}; an array with {ndim} axes is needed")
+    bad = np.argwhere(~np.isfinite(array))
+    if bad.size:
+        where = tuple(int(i) for i in bad[0])
+        place = ", ".join(map(str, where))
+        raise ValueError(f"{name}[{place}] = {array[where]}: every entry must be finite")
+    array.setflags(write=False)
+    return array
+
+
+def per_step(name: str, value: Any, steps: int) -> Array:
+    """One non-negative number a step; a single number stands for all steps."""
+    if isinstance(value, numbers.Real):
+        value = np.full(steps, real_number(name, value))
+    array = real_array(name, value, ndim=1)
+    if len(array) != steps:
+        raise ValueError(
+            f"{name} has {len(array)} entries for {steps} steps; give one for each step"
+        )
+    negative = np.flatnonzero(array < 0)
+    if negative.size:
+        i = negative[0]
+        raise ValueError(f"{name}[{i}] = {array[i]} is negative; every entry must be at least 0")
+    return array

@@ -1,5 +1,0 @@
-"""Ways to factor a workload as ``A = B C``, one file each, behind the interface of `Factorization`."""
-
-from antiphase.factorization.base import Factorization
-
-__all__ = ["Factorization"]

@@ -1,0 +1,126 @@
+r"""Encoders with a few diagonals, all entries free: the best ones by descent, in O(T p²) an evaluation.
+
+``u = A C⁻¹z`` obeys ``F u = z`` with ``F = C A⁻¹``, which is banded where ``A⁻¹`` is; the variances of u are the
+diagonal of ``(FᵀF)⁻¹``, by a recurrence within the band, and the gradient by its adjoint. The noise keeps p − 1
+vectors.
+Columns are scaled so that every pattern of participation costs 1: between the steps of a pattern the budget is free,
+which is a little better than columns of one norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from antiphase._util import checks as check
+from antiphase._util.checks import Array
+from antiphase.factorizations.base import Factorization
+from antiphase.participation import Indices
+from antiphase.sensitivity import Columns
+from antiphase.workload import _multiply_bands
+
+MOST_BANDS = 256  # diagonals up to which a recurrence within the band beats a dense solution
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Banded(Factorization):
+    """``C[j + i, j] = columns[j, i]``: the diagonals of the encoder, column by column."""
+
+    columns: Array
+
+    def __post_init__(self) -> None:
+        columns = check.real_array("columns", self.columns, ndim=2)
+        if len(columns) != self.steps or not 0 < columns.shape[1] <= self.steps:
+            raise ValueError(
+                f"columns has shape {columns.shape}; {self.steps} rows of at most as many are needed"
+            )
+        if not (columns[:, 0] > 0).all():
+            raise ValueError(
+                "encoder has a diagonal that is not positive: its noise cannot be made"
+            )
+        # PRIVACY: entries past the last row do not exist, and must not count as if they did.   [G1]
+        if columns[outside(columns)].any():
+            raise ValueError("columns has entries past the last row of the encoder")
+        object.__setattr__(self, "columns", columns)
+
+    @property
+    def bands(self) -> int:
+        return int(self.columns.shape[1])
+
+    def band_rows(self, start: int, stop: int) -> Array:
+        t, i = np.arange(start, stop)[:, None], np.arange(self.bands)
+        rows: Array = np.where(t >= i, self.columns[t - i, i], 0.0)
+        return rows
+
+    def _build_encoder(self) -> Array:
+        encoder = np.zeros((self.steps, self.steps))
+        for i in range(self.bands):
+            encoder[np.arange(i, self.steps), np.arange(self.steps - i)] = self.columns[
+                : self.steps - i, i
+            ]
+        return encoder
+
+    def _columns(self, rows: int | None = None) -> Columns:
+        return BandedColumns(self.columns, self.steps if rows is None else rows)
+
+    def _variances(self, P: Array, N: Array) -> Array | None:
+        if self.bands > MOST_BANDS:
+            return None
+        return banded_variances(self.band_rows(0, self.steps), P, N, self.workload.delay)
+
+    def _stored(self) -> dict[str, Any]:
+        return {"columns": self.columns}
+
+    @classmethod
+    def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
+        return cls(**common, columns=stored["columns"])
+
+
+class BandedColumns:
+    """Columns of a few entries each, from the diagonal down, cut off after ``steps`` rows."""
+
+    def __init__(self, columns: Array, steps: int) -> None:
+        self._columns = np.array(columns[:steps, :steps])
+        self._columns[outside(self._columns)] = 0.0
+        self.steps = steps
+
+    @property
+    def reach(self) -> int:
+        return int(self._columns.shape[1])
+
+    def squared_norms(self) -> Array:
+        norms: Array = np.square(self._columns).sum(axis=1)
+        return norms
+
+    def gram(self, indices: Indices) -> Array:
+        out = np.zeros((len(indices),) * 2)
+        lag = np.subtract.outer(indices, indices)  # the column comes first
+        for distance in np.unique(lag[(lag >= 0) & (lag < self.reach)]):
+            later, first = np.nonzero(lag == distance)
+            i, j = indices[first], indices[later]
+            shared = (self._columns[i, distance:] * self._columns[j, : self.reach - distance]).sum(
+                axis=1
+            )
+            out[later, first] = out[first, later] = shared
+        return out
+
+
+def banded_variances(rows: Array, P: Array, N: Array, delay: int = 0) -> Array | None:
+    """The variance of every u, ``P u = N y`` and ``C y = z``, with ``rows`` the bands of C; None unless N is diagonal
+    and nothing is idle."""
+    if N.shape[1] > 1 or delay or not N.all():
+        return None
+    from antiphase.linalg import kernels
+
+    F = _multiply_bands(rows, P / N)[:, : len(rows)]
+    inverse = kernels.inverse_bands(F / F[:, :1], F[:, 0] ** 2)
+    variances: Array = inverse[:, 0]
+    return variances
+
+
+def outside(columns: Array) -> Any:
+    """Where entries lie past the last row."""
+    steps, bands = columns.shape
+    return np.arange(steps)[:, None] + np.arange(bands) >= steps

@@ -1,0 +1,1 @@
+"""Linear algebra and numerical methods that the solvers share."""

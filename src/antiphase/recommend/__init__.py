@@ -1,0 +1,1 @@
+"""Which mechanism to take for a setting, and why."""

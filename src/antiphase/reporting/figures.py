@@ -1,0 +1,204 @@
+"""Charts drawn by Matplotlib, as SVG and PNG.
+
+Curves are labelled where they end, so that no legend has to be matched by colour; no text is smaller than 13 points, so
+that a figure printed at half its size can be read.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.colors import FuncNorm, LinearSegmentedColormap
+
+from antiphase.reporting.axes import Axis, axes_of, marked, spread, tick_label, x_ticks
+from antiphase.reporting.charts import Chart, HeatMaps, Lines, Series
+from antiphase.reporting.palette import COLOURS, LIGHT_PAGE, NEGATIVE, OTHER, POSITIVE
+from antiphase.reporting.svg import thinned
+
+__all__ = ["COLOURS", "draw"]
+
+SMALLEST = 13.0  # points
+LINE = 11  # letters to an inch of a note, at most
+MOST_POINTS = 4000  # of a curve: more than the dots of a line of print
+STYLE: Any = {
+    "font.size": SMALLEST,
+    "axes.titlesize": 15,
+    "axes.labelsize": SMALLEST,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": LIGHT_PAGE["muted"],
+    "axes.labelcolor": LIGHT_PAGE["muted"],
+    "xtick.color": LIGHT_PAGE["muted"],
+    "ytick.color": LIGHT_PAGE["muted"],
+    "text.color": LIGHT_PAGE["ink"],
+    "svg.hashsalt": "antiphase",
+}
+DIVERGING = LinearSegmentedColormap.from_list("antiphase", [NEGATIVE, "#FFFFFF", POSITIVE])
+
+
+def draw(path: str | os.PathLike[str], chart: Chart) -> tuple[Path, Path]:
+    """Write the chart as ``path``.svg and ``path``.png, and return their paths; a suffix of either is left off first.
+
+    Guarantee: the same chart gives the same bytes, whenever it is drawn.
+    """
+    path = Path(path)
+    stem = path.with_suffix("") if path.suffix in (".svg", ".png") else path
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    with plt.rc_context(STYLE):
+        figure = _maps(chart) if isinstance(chart, HeatMaps) else _lines(chart)
+        svg, png = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".png")
+        said = {"Title": chart.title, "Description": chart.alt}
+        figure.savefig(svg, metadata={**said, "Date": None})
+        figure.savefig(png, metadata={**said, "Software": None}, dpi=160)
+        plt.close(figure)
+    return svg, png
+
+
+def _lines(chart: Lines) -> Any:
+    figure, axes = plt.subplots(figsize=(9, 5.4), layout="constrained")
+    x_axis, y_axis = axes_of(chart)
+    for region in chart.regions:
+        axes.axvspan(region.low, region.high, color=LIGHT_PAGE["rule"], alpha=0.45, linewidth=0)
+        middle = float(np.clip(x_axis.place([region.low, region.high]), 0, 1).mean())
+        axes.text(
+            middle, 0.98, region.label, transform=axes.transAxes, ha="center", va="top", fontsize=SMALLEST,
+            color=LIGHT_PAGE["muted"],
+        )  # fmt: skip
+    for series in chart.series:
+        _curve(axes, series, x_axis)
+    axes.set(xscale="log" if x_axis.log else "linear", yscale="log" if y_axis.log else "linear")
+    for axis, ticks in ((axes.xaxis, x_ticks(chart, x_axis)), (axes.yaxis, y_axis.ticks())):
+        axis.set_ticks(ticks, [tick_label(t) for t in ticks])
+        axis.set_ticks([], minor=True)
+    axes.set(xlim=(x_axis.low, x_axis.high), ylim=(y_axis.low, y_axis.high), xlabel=chart.x_label)
+    axes.grid(axis="y", color=LIGHT_PAGE["rule"], linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    _label_ends(axes, chart.series, y_axis)
+    # The unit stands above the axis, where it is read without turning the head.
+    axes.set_title(chart.y_label, loc="left", fontsize=SMALLEST, color=LIGHT_PAGE["muted"])
+    _heading(figure, chart.title)
+    _small_print(figure, chart.note)
+    return figure
+
+
+def _curve(axes: Any, series: Series, x_axis: Axis) -> None:
+    colour = COLOURS.get(series.name, OTHER)
+    style: dict[str, Any] = {
+        "color": colour,
+        "linewidth": 2.2,
+        "linestyle": (0, (5, 3)) if series.dashed else "-",
+    }
+    if not marked(series):
+        keep = thinned(np.nan_to_num(x_axis.place(series.x)), series.y, MOST_POINTS)
+        x, y = series.x[keep], series.y[keep]
+        if series.line:
+            axes.plot(x, y, **style)
+        if series.error is not None:
+            error = series.error[keep]
+            axes.fill_between(x, y - error, y + error, color=colour, alpha=0.18, lw=0)
+        return
+    if not series.line:
+        style |= {
+            "linestyle": "",
+            "markerfacecolor": LIGHT_PAGE["ground"],
+            "markeredgewidth": 1.6,
+            "zorder": 3,
+        }
+    marker = "" if series.dashed and series.line else "o"
+    axes.errorbar(
+        series.x,
+        series.y,
+        series.error,
+        marker=marker,
+        markersize=6,
+        capsize=4,
+        elinewidth=1.4,
+        **style,
+    )
+
+
+def _label_ends(axes: Any, series: Iterable[Series], y_axis: Axis) -> None:
+    """Each curve's label beside its end, moved apart where they would overlap, with a thin line to where it belongs."""
+    ends = [
+        (float(y_axis.place(s.y[np.isfinite(s.y)][-1])), s)
+        for s in series
+        if s.line and np.isfinite(s.y).any()
+    ]
+    ends = [(height, s) for height, s in ends if np.isfinite(height)]
+    for (height, s), spot in zip(ends, spread([height for height, _ in ends], 0.065), strict=True):
+        colour = COLOURS.get(s.name, OTHER)
+        axes.plot(
+            [1.005, 1.03],
+            [height, spot],
+            color=colour,
+            linewidth=1,
+            transform=axes.transAxes,
+            clip_on=False,
+        )
+        axes.text(1.04, spot, s.label, transform=axes.transAxes, va="center", fontsize=SMALLEST)
+
+
+def _maps(chart: HeatMaps) -> Any:
+    count = len(chart.matrices)
+    figure, all_axes = plt.subplots(
+        1, count, figsize=(max(4.6 * count, 6), 5.2), layout="constrained", squeeze=False
+    )
+    for axes, (label, matrix) in zip(all_axes[0], chart.matrices.items(), strict=True):
+        limit = float(np.abs(matrix).max()) or 1.0
+        shape = (0.5, matrix.shape[1] + 0.5, matrix.shape[0] + 0.5, 0.5)
+        image = axes.imshow(
+            matrix,
+            cmap=DIVERGING,
+            norm=_root_norm(limit),
+            interpolation="nearest",
+            extent=shape,
+            aspect="auto",
+        )
+        axes.set_box_aspect(matrix.shape[0] / matrix.shape[1])
+        axes.set_title(label, fontsize=SMALLEST)
+        axes.set(xlabel=chart.x_label)
+        for axis, size in ((axes.xaxis, matrix.shape[1]), (axes.yaxis, matrix.shape[0])):
+            ticks = [1, *(t for t in Axis(1, size + 0.01).ticks(4) if t > 0.15 * size)]
+            axis.set_ticks(ticks, [tick_label(t) for t in ticks])
+        bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.9, aspect=24)
+        marks = Axis(-limit, limit).ticks(3)
+        bar.set_ticks(marks, labels=[tick_label(t) for t in marks])
+        bar.outline.set_visible(False)
+    all_axes[0][0].set_ylabel(chart.y_label)
+    _heading(figure, chart.title)
+    _small_print(figure, chart.note)
+    return figure
+
+
+def _root_norm(limit: float) -> FuncNorm:
+    """Colour grows with the square root of the size: most entries are small, and say what the design does."""
+
+    def root(values: Any) -> Any:
+        return np.sign(values) * np.sqrt(np.abs(values))
+
+    def square(values: Any) -> Any:
+        return np.sign(values) * np.square(values)
+
+    return FuncNorm((root, square), -limit, limit)
+
+
+def _heading(figure: Any, title: str) -> None:
+    figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
+
+
+def _small_print(figure: Any, note: str) -> None:
+    if note:
+        text = textwrap.fill(note.replace(" = ", "\xa0=\xa0"), int(LINE * figure.get_figwidth()))
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=SMALLEST, color=LIGHT_PAGE["muted"])

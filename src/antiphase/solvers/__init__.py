@@ -1,0 +1,1 @@
+"""Solvers: the search for an encoder, one file each."""

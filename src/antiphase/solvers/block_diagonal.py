@@ -1,0 +1,60 @@
+"""The optimum of DP-MF⁺ for one participation: one τ-step problem for each block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from antiphase._util.checks import Array
+from antiphase._util.progress import Progress
+from antiphase.factorizations.block_diagonal import Blocks, block_roots
+from antiphase.objective import Restarts
+from antiphase.participation import Once, Participation
+from antiphase.sensitivity import sensitivity
+from antiphase.solvers.dense import optimal_encoder
+from antiphase.workload import Workload
+
+
+def block_optimum(
+    name: str,
+    workload: Workload,
+    objective: Restarts,
+    participation: Participation,
+    *,
+    options: dict[str, Any],
+    tolerance: float,
+    progress: Progress | None = None,
+) -> Blocks:
+    """The optimal factorization for one participation, by blocks, and its certificate: the sum of theirs."""
+    solved: dict[bytes, tuple[int, float]] = {}
+    distinct: list[Array] = []
+    sequence, bound = [], 0.0
+    for root in block_roots(workload, objective):
+        key = root.tobytes() + bytes(str(root.shape), "ascii")
+        if key not in solved:
+            if root.any():
+                classes = Once().classes(root.shape[1])
+                encoder, its_bound = optimal_encoder(
+                    root, classes, tolerance=tolerance, progress=progress
+                )
+                encoder /= sensitivity(encoder, Once())
+            else:
+                encoder, its_bound = (
+                    np.eye(root.shape[1]),
+                    0.0,
+                )  # idle: independent noise of full scale
+            solved[key] = len(distinct), its_bound
+            distinct.append(encoder)
+        sequence.append(solved[key][0])
+        bound += solved[key][1]
+    return Blocks(
+        name,
+        workload,
+        objective,
+        participation,
+        tuple(distinct),
+        tuple(sequence),
+        options=options,
+        bound=bound,
+    )

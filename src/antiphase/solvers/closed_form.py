@@ -1,0 +1,77 @@
+r"""DP-Fourier: the absolute value of the prefix sums, by way of a circulant matrix (Choquette-Choo et al. 2022).
+
+``S`` is the leading T × T block of the 2T × 2T circulant with first column ``(1, …, 1, 0, …, 0)``. The Gram matrix is
+the same block of that circulant's absolute value: Toeplitz, constant on the diagonal, and positive definite.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy
+
+from antiphase._util.checks import Array
+from antiphase.factorizations.base import refuse_if_too_large
+from antiphase.factorizations.toeplitz import is_steady
+from antiphase.linalg import power_series
+from antiphase.problem import without_idle_steps
+from antiphase.workload import Workload
+
+
+def anti_encoder(workload: Workload) -> Array:
+    """``C = A``, ``B = I``: each step takes back the noise of the step before (the paper's Example 2.4).
+
+    For prefix sums ``sens(C)² = T``: at equal privacy far worse than independent noise.
+    """
+    encoder = workload.dense()
+    if (np.diagonal(encoder) <= 0).any():
+        raise ValueError(
+            f"anti-pgd has C = A, and the workload ({workload.describe()}) has steps that do not move their own "
+            "iterate; choose another mechanism, or a workload without delays and zero rates"
+        )
+    return encoder
+
+
+def chess_coefficients() -> Array:
+    """``C = (I + Z)/√2`` with ``Z`` the shift: noise that alternates in sign and never cancels (appendix A).
+
+    Almost the Frobenius norm of independent noise, yet gradient descent diverges under it.
+    """
+    return np.full(2, 0.5**0.5)
+
+
+def fourier_encoder(steps: int) -> Array:
+    """The lower-triangular ``C``, columns of norm 1, whose Gram matrix is the absolute circulant's leading block."""
+    refuse_if_too_large(steps)
+    first = np.concatenate([np.ones(steps), np.zeros(steps)])
+    absolute = np.fft.irfft(np.abs(np.fft.rfft(first)), 2 * steps)
+    X = scipy.linalg.toeplitz(absolute[:steps] / absolute[0])
+    # PRIVACY: CᵀC = X needs the reversed Cholesky factor (see dense.reversed_cholesky).   [G1]
+    encoder: Array = np.linalg.cholesky(X[::-1, ::-1]).T[::-1, ::-1]
+    return np.tril(encoder)
+
+
+def square_root_coefficients(steps: int) -> Array:
+    """``c_k = binom(2k, k)/4^k``, so that ``C² = S`` and ``B = C``; as a product, so that nothing overflows.
+
+    >>> square_root_coefficients(4)
+    array([1.    , 0.5   , 0.375 , 0.3125])
+    """
+    i = np.arange(1, steps)
+    coefficients: Array = np.cumprod(np.concatenate([[1.0], (2 * i - 1) / (2 * i)]))
+    return coefficients
+
+
+def inverse_root_coefficients(workload: Workload, bands: int) -> Array:
+    """The first ``bands`` coefficients of the inverse square root of the workload, where it is the same at every step;
+    else of the prefix sums.
+
+    >>> inverse_root_coefficients(Workload.sgd(9), 4) + 0.0
+    array([ 1.    , -0.5   , -0.125 , -0.0625])
+    """
+    first = np.ones(bands)
+    searched = without_idle_steps(workload)
+    if searched.bands is not None and is_steady(*searched.bands):
+        impulse = np.zeros(workload.steps)
+        impulse[0] = 1.0
+        first = searched.apply(impulse)[:bands]
+    return power_series.inverse(power_series.square_root(first / first[0], len(first)), len(first))

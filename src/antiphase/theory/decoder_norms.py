@@ -1,0 +1,72 @@
+"""Sums over the rows and columns of B, in O(T) where there is a stream."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy
+
+from antiphase._util.checks import Array
+from antiphase.factorizations.as_stream import stretches
+from antiphase.factorizations.base import Factorization
+from antiphase.factorizations.streaming import Stretch, _variances
+from antiphase.objective import Average, Objective
+
+
+class Rows:
+    """Rows and columns of ``sens(C)·B``, without the matrix where the encoder is a stream of few buffers."""
+
+    def __init__(self, f: Factorization) -> None:
+        self._f, self._stretches = f, stretches(f)
+
+    def squares(self, objective: Objective) -> Array:
+        """The squared norm of each row of ``ΛB``, times ``sens(C)²``."""
+        f, followed = self._f, objective.recurrence(self._f.workload)
+        if self._stretches is None or followed is None:
+            return f.sensitivity**2 * f._noise_squared(objective.root(f.workload))
+        P, N, weights = followed
+        return (f.sensitivity * weights) ** 2 * _variances(self._stretches, P, N)
+
+    def square_of(self, t: int) -> float:
+        """``sens(C)²‖b_t‖²``."""
+        if self._stretches is not None:
+            return float(self.squares(Average())[t - 1])
+        f = self._f
+        return float(f.sensitivity**2 * f._noise_squared(f.workload.dense()[t - 1 : t])[0])
+
+    def column_sums(self) -> Array:
+        """``sens(C)·Bᵀ1 = sens(C)·C⁻ᵀ(Sᵀ1)``."""
+        f = self._f
+        lengths = np.arange(f.steps, 0, -1, dtype=np.float64)
+        if self._stretches is None:
+            return f.sensitivity * np.asarray(
+                scipy.linalg.solve_triangular(f.encoder(), lengths, lower=True, trans="T")
+            )
+        parts, start = [], 0
+        for stretch in self._stretches:
+            parts.append(_solve_transposed(stretch, lengths[start : start + stretch.size]))
+            start += stretch.size
+        return f.sensitivity * np.concatenate(parts)
+
+    def fresh(self, kappa: float) -> tuple[float, float]:
+        """``κ‖B − S diag(m)‖_F²`` and ``‖m‖²`` at the m that makes their sum least, times ``sens(C)²``.
+
+        Column j of B has the sum ``s_j`` over the ``n_j = T − j + 1`` rows from j on: ``m_j = κ s_j/(1 + κ n_j)``.
+        """
+        s, n = self.column_sums(), np.arange(self._f.steps, 0, -1, dtype=np.float64)
+        m = kappa * s / (1 + kappa * n)
+        total = float(self.squares(Average()).sum())
+        stale = kappa * (total - 2 * float(s @ m) + float(n @ m**2))
+        return max(stale, 0.0), float(m @ m)
+
+
+def _solve_transposed(stretch: Stretch, right: Array) -> Array:
+    """``s = C⁻ᵀ·right`` for ``C_ij = r_iᵀT_i ⋯ T_{j+2}g_j``: ``δ_j s_j = right_j − g_jᵀp_j``, and backwards ``p_{j−1} =
+    r_j s_j + T_{j+1}ᵀp_j``."""
+    s, p = np.empty(stretch.size), np.zeros(stretch.r.shape[1:])
+    move = np.concatenate([stretch.move[1:], np.zeros_like(stretch.move[:1])])
+    for j in reversed(range(stretch.size)):
+        s[j] = (right[j] - np.vdot(stretch.g[j], p)) / stretch.delta[j]
+        before = stretch.r[j] * s[j] + move[j] * p[:, :1]
+        before[:, :-1] += p[:, 1:]
+        p = before
+    return s

@@ -1,0 +1,252 @@
+"""Balls in bins: the bound is above what integration says, and does what any δ does."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+import antiphase as ap
+from antiphase import accounting
+from antiphase.accounting import balls_in_bins
+
+pytestmark = pytest.mark.slow
+
+
+def exact_delta(gram, s, epsilon, nodes=400):
+    """Two bins or one, by integration: given ``w = u₁ − u₂``, ``L`` is ``u₂`` plus a constant, and the rest is the
+    closed form of one Gaussian. Independent of the code under test."""
+    G = np.asarray(gram) / (np.max(np.diagonal(gram)) * s * s)
+    if len(G) == 1:
+        return accounting.gaussian_delta(s, epsilon)
+    return max(_remove(G, epsilon, nodes), _add(G, epsilon, nodes))
+
+
+def _parts(G, mean):
+    """Of ``u ~ N(mean, G)``: w = u₁ − u₂, and u₂ given w."""
+    var = G[0, 0] + G[1, 1] - 2 * G[0, 1]
+    slope = (G[0, 1] - G[1, 1]) / var
+    return mean[0] - mean[1], var, slope, mean[1], G[1, 1] - slope**2 * var
+
+
+def _integrated(G, mean, value, nodes):
+    centre, var, slope, base, rest = _parts(G, mean)
+    x, weight = np.polynomial.legendre.leggauss(nodes)
+    w = centre + 10 * math.sqrt(var) * x
+    density = np.exp(-((w - centre) ** 2) / (2 * var)) / math.sqrt(2 * math.pi * var)
+    return float(
+        np.sum(weight * 10 * math.sqrt(var) * density * value(w, base + slope * (w - centre), rest))
+    )
+
+
+def _loss_shift(G, w):
+    """``L = u₂ + this``."""
+    return np.logaddexp(w - G[0, 0] / 2, -G[1, 1] / 2) - math.log(2)
+
+
+def _tail(mean, var, above):
+    return ndtr((mean - above) / math.sqrt(var))
+
+
+def _remove(G, epsilon, nodes):
+    """P(L > ε) − e^ε Q(L > ε)."""
+
+    def chance(w, mean, var):
+        return _tail(mean, var, epsilon - _loss_shift(G, w))
+
+    P = sum(_integrated(G, G[i], chance, nodes) for i in range(2)) / 2
+    return P - math.exp(epsilon) * _integrated(G, np.zeros(2), chance, nodes)
+
+
+def _add(G, epsilon, nodes):
+    """Q(−L > ε) − e^ε P(−L > ε)."""
+
+    def chance(w, mean, var):
+        return 1 - _tail(mean, var, -epsilon - _loss_shift(G, w))
+
+    P = sum(_integrated(G, G[i], chance, nodes) for i in range(2)) / 2
+    return _integrated(G, np.zeros(2), chance, nodes) - math.exp(epsilon) * P
+
+
+def a_gram(rng):
+    M = np.abs(rng.normal(size=(4, 2)))
+    return M.T @ M
+
+
+def test_one_bin_is_the_gaussian_mechanism():
+    found = balls_in_bins.delta_bound(np.eye(1), 1.0, 1.0, samples=1 << 16).value
+    exact = accounting.gaussian_delta(1.0, 1.0)
+    assert exact <= found <= 1.15 * exact
+
+
+def test_the_bound_is_above_and_near():
+    rng = np.random.default_rng(3)
+    for _ in range(10):
+        gram, s, epsilon = a_gram(rng), rng.uniform(0.5, 2.0), rng.uniform(0.0, 2.0)
+        exact = exact_delta(gram, s, epsilon)
+        found = balls_in_bins.delta_bound(gram, s, epsilon, samples=1 << 16).value
+        assert exact <= found <= exact + 6 * math.sqrt(exact / 65536) + 40 / 65536
+
+
+def test_epsilon_is_certified():
+    gram = np.array([[1.0, 0.3], [0.3, 0.8]])
+    found = balls_in_bins.epsilon_bound(gram, 1.0, 1e-3)
+    assert exact_delta(gram, 1.0, found.value) <= 1e-3
+    assert found.value <= accounting.gaussian_epsilon(1.0, 1e-3)  # hiding among bins helps
+    assert found == balls_in_bins.epsilon_bound(gram, 1.0, 1e-3)
+
+
+def test_an_estimate_that_is_too_small_is_not_believed(monkeypatch):
+    gram = np.array([[1.0, 0.3], [0.3, 0.8]])
+    honest = balls_in_bins.likely_epsilon(gram, 1.0, 1e-2)
+    monkeypatch.setattr(balls_in_bins, "likely_epsilon", lambda *_, **__: honest / 2)
+    assert exact_delta(gram, 1.0, honest / 2) > 1e-2
+    assert exact_delta(gram, 1.0, balls_in_bins.epsilon_bound(gram, 1.0, 1e-2).value) <= 1e-2
+
+
+def test_what_is_returned_was_settled_before_it_was_certified(monkeypatch):
+    """And the chances to fail of all attempts add up."""
+    asked = []
+
+    def third_time(gram, s, epsilon, *, failure, samples):
+        asked.append((epsilon, failure))
+        return balls_in_bins.Bound(0.5e-2 if len(asked) == 3 else 1.0, samples, failure)
+
+    monkeypatch.setattr(balls_in_bins, "delta_bound", third_time)
+    found = balls_in_bins.epsilon_bound(np.eye(2), 1.0, 1e-2, failure=1e-3)
+    assert len(asked) == 3
+    candidates, failures = zip(*asked, strict=True)
+    assert found.value == candidates[2] > candidates[1] > candidates[0]
+    assert sum(failures) <= found.failure == 1e-3
+
+
+def test_the_first_rows_are_paid_for():
+    """By what they are: the leading block of the encoder, in two bins."""
+    f = ap.design("dp-sgd", steps=4, epochs=2)
+    m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampler="balls-in-bins")
+    for rows in (2, 3, 4):
+        means = np.array([f.encoder()[:rows, p].sum(axis=1) for p in f.participation.classes(4)])
+        gram = means @ means.T
+        s = m.noise_scale / math.sqrt(gram.diagonal().max())
+        assert exact_delta(gram, s, m.epsilon(rows=rows)) <= 1e-2
+
+
+@pytest.mark.parametrize("worse", [False, True])
+def test_the_worse_direction_counts(monkeypatch, worse):
+    """One of them is the worse wherever we looked; nothing rests on that."""
+    monkeypatch.setattr(balls_in_bins._Mixture, "excess", lambda self, epsilon, samples, rng, added: np.array(
+        [0.25 * samples if added == worse else 0.0]))  # fmt: skip
+    found = balls_in_bins.delta_bound(np.eye(2), 1.0, 1.0, samples=1 << 16).value
+    assert balls_in_bins.above(0.25, 1 << 16, balls_in_bins.FAILURE / 2) <= found <= 0.27, (
+        "each may fail half as often as both"
+    )
+
+
+def test_more_bins_hide_better():
+    several = [balls_in_bins.epsilon_bound(np.eye(count), 1.0, 1e-3).value for count in (1, 4, 16)]
+    assert several[0] > several[1] > several[2]
+
+
+def test_above_is_above():
+    """0.5 of 1,000 coins: the bound's own chance, by the binomial."""
+    rng = np.random.default_rng(0)
+    for p in (0.001, 0.1, 0.9):
+        misses = sum(
+            balls_in_bins.above(m, 200, 0.05) < p for m in rng.binomial(200, p, size=2000) / 200
+        )
+        assert misses <= 0.05 * 2000 + 4 * math.sqrt(2000 * 0.05)
+    assert balls_in_bins.above(0.0, 100, 0.01) == pytest.approx(1 - 0.01 ** (1 / 100), rel=1e-6)
+    assert balls_in_bins.above(1.0, 100, 0.01) == 1.0
+
+
+def test_above_is_on_the_safe_side_to_the_last_digit():
+    for mean in (0.0, 1e-5, 0.1, 0.7):
+        assert (
+            balls_in_bins._entropy(mean, balls_in_bins.above(mean, 1000, 0.01))
+            > math.log(1 / 0.01) / 1000
+        )
+
+
+@pytest.mark.parametrize(
+    ("gram", "s", "epsilon", "said"),
+    [
+        ([[1.0, -0.1], [-0.1, 1.0]], 1.0, 1.0, "negative"),
+        (np.ones((2, 3)), 1.0, 1.0, "symmetric"),
+        (np.eye(2), 0.0, 1.0, "noise_multiplier"),
+        (np.eye(2), 1.0, -1.0, "epsilon"),
+    ],
+)
+def test_bad_input_is_named(gram, s, epsilon, said):
+    with pytest.raises(ValueError, match=said):
+        balls_in_bins.delta_bound(gram, s, epsilon)
+
+
+def test_a_delta_that_no_number_of_samples_certifies_is_refused():
+    with pytest.raises(ValueError, match="delta = 1e-09 is too small"):
+        balls_in_bins.likely_epsilon(np.eye(2), 1.0, 1e-9)
+    f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
+    with pytest.raises(ValueError, match="delta = 1e-09 is too small"):
+        ap.calibrate(f, epsilon=1.0, delta=1e-9, sampler="balls-in-bins")
+
+
+def test_the_chances_to_fail_of_all_that_a_calibration_looks_at_add_up(monkeypatch):
+    """Each of at most sixteen noise multipliers has its share; after that there is no amplification."""
+    asked = []
+
+    def never(gram, s, delta, *, failure):
+        asked.append(failure)
+        return balls_in_bins.Bound(1e9, 1, failure)
+
+    monkeypatch.setattr(balls_in_bins, "epsilon_bound", never)
+    f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
+    plain = ap.calibrate(f, epsilon=1.0, delta=1e-2).noise_multiplier
+    assert (
+        ap.calibrate(f, epsilon=1.0, delta=1e-2, sampler="balls-in-bins").noise_multiplier == plain
+    )
+    assert 1 < len(asked) <= 17  # with the one that is reported
+    assert sum(asked[:16]) <= balls_in_bins.FAILURE * (1 + 1e-12)
+
+
+def test_weights_of_far_samples_have_mean_one_and_weigh_losses_rightly():
+    """Importance sampling: E[weight] = 1, and E[weight·1{L > t}] is the chance of L > t under P."""
+    mixture = balls_in_bins._Mixture(np.array([[1.0, 0.2], [0.2, 0.7]]), 1.3)
+    losses, weights = mixture.far_losses(1 << 18, np.random.default_rng(1), out=0.5)
+    assert weights.mean() == pytest.approx(1.0, abs=0.01)
+    plain = mixture.losses(0.5, 1 << 18, np.random.default_rng(2), added=False)
+    assert (weights * (losses > 0.5)).mean() == pytest.approx(len(plain) / (1 << 18), abs=0.01)
+
+
+def test_no_loss_is_counted_that_was_not_drawn():
+    """Above a threshold that nothing reaches there are none; above one that all reach, as many as samples."""
+    mixture = balls_in_bins._Mixture(np.eye(2), 1.0)
+    for added in (False, True):
+        assert len(mixture.losses(1e3, 1000, np.random.default_rng(1), added)) == 0
+        assert len(mixture.losses(-1e3, 20000, np.random.default_rng(1), added)) == 20000
+
+
+def test_products_may_differ_by_rounding_and_no_more():
+    """Within 1e-9 of symmetric is symmetric."""
+    gram = np.array([[1.0, 0.5], [0.5 * (1 + 1e-12), 1.0]])
+    assert balls_in_bins.delta_bound(gram, 1.0, 1.0, samples=1 << 10).value <= 1
+    with pytest.raises(ValueError, match="symmetric"):
+        balls_in_bins.delta_bound(gram + np.diag([1e-6], 1), 1.0, 1.0, samples=1 << 10)
+
+
+def test_relative_entropy_of_coins_at_the_ends():
+    """log 2 for a certain coin against a fair one, either way; 0 for equal coins."""
+    assert (
+        balls_in_bins._entropy(0.0, 0.5)
+        == balls_in_bins._entropy(1.0, 0.5)
+        == pytest.approx(math.log(2))
+    )
+    assert balls_in_bins._entropy(0.3, 0.3) == 0.0
+    assert balls_in_bins.above(1.0, 100, 1e-3) == 1.0
+
+
+@pytest.mark.parametrize(("s", "delta"), [(1.0, 1e-2), (0.7, 1e-3), (2.0, 1e-3)])
+def test_the_estimate_is_what_is_certified_and_near_the_truth(s, delta):
+    """Within three hundredths; by integration, it suffices, and nine tenths of it do not."""
+    gram = np.array([[1.0, 0.3], [0.3, 1.0]])
+    likely = balls_in_bins.likely_epsilon(gram, s, delta)
+    assert likely <= balls_in_bins.epsilon_bound(gram, s, delta).value <= 1.03 * likely
+    assert exact_delta(gram, s, likely) <= delta < exact_delta(gram, s, 0.9 * likely)

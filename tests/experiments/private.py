@@ -1,0 +1,96 @@
+"""The trainings of the study of MNIST once more, by `PrivacyEngine` and the loop that everyone writes."""
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from antiphase.torch import PrivacyEngine
+from antiphase.torch.batch_selection import FixedOrder
+from antiphase.torch.training import torch_generator
+from experiments import linear_training, mnist
+
+
+def reference_loss(scores, targets):
+    """Cross-entropy; the last class has the score 0."""
+    return nn.functional.cross_entropy(nn.functional.pad(scores, (0, 1)), targets)
+
+
+def tensors():
+    seen, _ = mnist.examples()
+    targets = np.where(seen.targets.any(axis=1), seen.targets.argmax(axis=1), seen.targets.shape[1])
+    return TensorDataset(
+        torch.from_numpy(seen.inputs), torch.from_numpy(targets), torch.arange(len(targets))
+    )
+
+
+def linear():
+    seen, _ = mnist.examples()
+    model = nn.Linear(seen.inputs.shape[1], seen.targets.shape[1], bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def run(model, optimizer, loader, steps):
+    """Any training loop of torch's: the weights after so many steps, and which examples each step saw."""
+    drawn = []
+    while True:
+        for inputs, targets, places in loader:
+            optimizer.zero_grad()
+            reference_loss(model(inputs), targets).backward()
+            optimizer.step()
+            drawn.append(places.numpy())
+            if len(drawn) == steps:
+                (weight,) = model.parameters()
+                return weight.detach().numpy(), drawn
+
+
+def by_engine(cell, epsilon, trial, mechanism=None):
+    """As the study trains, but by the engine: with a mechanism of its own making unless one is given."""
+    data, model = tensors(), linear()
+    order = np.random.default_rng([cell["seed"], trial]).permutation(len(data))
+    loader = DataLoader(
+        data, batch_sampler=FixedOrder(len(data), cell["batch_size"], order=order.tolist())
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=cell["learning_rate"])
+    key, name = mnist.key_and_run(cell, trial)
+    options = {"tau": cell["tau"]} if "tau" in cell else {}
+    engine = PrivacyEngine(mechanism=mechanism or cell["mechanism"], key=key, **options)
+    how = {} if mechanism else {"target_epsilon": epsilon, "target_delta": cell["delta"]}
+    made = engine.make_private(
+        module=model, optimizer=optimizer, data_loader=loader, max_grad_norm=cell["clip_norm"], steps=cell["steps"],
+        poisson_sampling=False, **how,
+    )  # fmt: skip
+    made[1].release.begin(name)
+    return run(*made, cell["steps"])[0]
+
+
+def sampled_by_engine(cell, trial, multiplier):
+    """DP-SGD on Poisson samples, which is Opacus' own; and the study's loop on the same samples and the same noise.
+
+    Opacus draws with one over the number of batches, and divides by the whole part of what it expects.
+    """
+    data, model = tensors(), linear()
+    key, _ = mnist.key_and_run(cell, trial)
+    loader = DataLoader(
+        data,
+        cell["batch_size"],
+        shuffle=True,
+        generator=torch_generator(key, "samples", str(trial)),
+    )
+    made = PrivacyEngine(mechanism="dp-sgd").make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=cell["learning_rate"]), data_loader=loader,
+        noise_multiplier=multiplier, max_grad_norm=cell["clip_norm"], poisson_sampling=True,
+        noise_generator=torch_generator(key, "noise", str(trial)),
+    )  # fmt: skip
+    engine, drawn = run(*made, cell["steps"])
+    noise = torch_generator(key, "noise", str(trial))
+    ours = linear_training.train(
+        mnist.examples()[0],
+        drawn,
+        (torch.normal(0.0, multiplier, engine.shape, generator=noise).numpy() for _ in drawn),
+        learning_rate=cell["learning_rate"],
+        divisor=made[1].expected_batch_size,
+        clip_norm=cell["clip_norm"],
+    )
+    return engine, ours[0]

@@ -1,0 +1,242 @@
+"""A study loses nothing that was finished, does nothing twice, and mixes nothing that does not belong together."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from antiphase.errors import StudyError
+from experiments import NAMES, runner, text
+from experiments.runner import run
+from tests.experiments import toy
+
+ROOT = Path(__file__).parents[2]
+slow = pytest.mark.slow
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "toy.jsonl").read_text().splitlines()]
+
+
+@slow
+def test_in_parallel_and_one_by_one_are_the_same(tmp_path):
+    """The same results in the order of the cells, computed on one thread each; and what made them."""
+    cells = toy.cells(5)
+    seen = []
+    one, several = (
+        run(
+            toy.study(cells),
+            tmp_path / str(jobs),
+            jobs=jobs,
+            progress=lambda *now: seen.append(now),
+        )
+        for jobs in (1, 2)
+    )
+    for record in (one, several):
+        assert [cell["settings"] for cell in record["cells"]] == cells
+        assert [cell["result"]["square"] for cell in record["cells"]] == [0, 1, 4, 9, 16]
+        assert {cell["result"]["threads"] for cell in record["cells"]} == {"1"}
+        assert record["summary"] == {"sum": 30}
+        assert record["command"] == "antiphase reproduce toy"
+        assert record["seeds"] == [0, 1, 2, 3, 4]
+        assert {"antiphase", "python", "numpy"} <= record["versions"].keys()
+        assert record["seconds"].keys() == {"compute", "wall"}
+    assert [c["result"] for c in one["cells"]] == [c["result"] for c in several["cells"]]
+    assert seen[0] == (0, 5, "")
+    assert sorted(done for done, _, _ in seen) == sorted([*range(6), *range(6)])
+    assert runner.read(toy.study(cells), tmp_path / "1") == one
+
+
+@slow
+def test_what_is_there_is_not_done_again(tmp_path):
+    first = run(toy.study(toy.cells(2)), tmp_path, jobs=1)
+    more = run(toy.study(toy.cells(4)), tmp_path, jobs=2)
+    assert (first["reused"], more["reused"]) == (0, 2)
+    assert [line["cell"]["number"] for line in lines(tmp_path)[:2]] == [0, 1]
+    assert len(lines(tmp_path)) == 4
+    again = run(toy.study(toy.cells(4)), tmp_path)
+    assert again["reused"] == 4
+    assert again["cells"] == more["cells"]
+
+
+@slow
+def test_a_killed_run_goes_on(tmp_path):
+    """SIGKILL in the middle: finished cells stay, no worker is left behind, and the rest is done by the next run."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.experiments.toy", str(tmp_path)]
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True)
+    began = time.monotonic()
+    while not (tmp_path / "toy.jsonl").exists() or len(lines(tmp_path)) < 2:
+        assert time.monotonic() - began < 60
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "toy.json").exists()
+    kept = len(lines(tmp_path))
+    while _members(process.pid):
+        assert time.monotonic() - began < 90, "workers outlive the run"
+        time.sleep(0.1)
+    record = run(toy.study(toy.cells(6, sleep=0.5)), tmp_path, jobs=2)
+    assert record["reused"] == kept >= 2
+    assert record["summary"] == {"sum": 55}
+
+
+def _members(group):
+    """Processes of the group that are alive."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = status.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if its_group == str(group) and state != "Z":
+            found.append(status)
+    return found
+
+
+@slow
+def test_a_torn_last_line_costs_its_cell_alone(tmp_path):
+    run(toy.study(toy.cells(3)), tmp_path, jobs=1)
+    path = tmp_path / "toy.jsonl"
+    path.write_bytes(path.read_bytes()[:-40])
+    record = run(toy.study(toy.cells(4)), tmp_path, jobs=1)
+    assert record["reused"] == 2
+    assert record["summary"] == {"sum": 14}
+    again = run(toy.study(toy.cells(4)), tmp_path, jobs=1)
+    assert again["reused"] == 4
+
+
+@slow
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", "ArithmeticError: 1 cannot be squared"),
+        ("no number", "ValueError"),
+        ("dies", "abrupt"),
+    ],
+)
+def test_a_cell_that_fails_is_reported_and_the_others_are_kept(tmp_path, how, said):
+    """No record is written as if it were complete; what could be done is done."""
+    cells = toy.cells(3)
+    cells[1]["how"] = how
+    with pytest.raises(StudyError, match=said) as error:
+        run(toy.study(cells), tmp_path, jobs=1)
+    assert "of 3 cells failed" in str(error.value)
+    assert not (tmp_path / "toy.json").exists()
+    assert said in (tmp_path / "toy.errors").read_text()
+    if how != "dies":  # then it is not known who was at work, and nobody is left
+        assert [line["cell"]["number"] for line in lines(tmp_path)] == [0, 2]
+
+
+@slow
+def test_results_of_other_code_or_another_version_are_left_out_and_counted(tmp_path, monkeypatch):
+    run(toy.study(toy.cells(2)), tmp_path, jobs=1)
+    monkeypatch.setattr(runner, "__version__", "0.0.9")
+    record = run(toy.study(toy.cells(2)), tmp_path, jobs=1)
+    assert (record["reused"], record["stale"]) == (0, 2)
+    assert run(toy.study(toy.cells(2)), tmp_path, jobs=1)["reused"] == 2
+
+
+CODE = '''
+"""A study."""
+from other import doubled
+from plots import draw
+
+HALF = 0.5
+TITLE = "old"
+
+def work(cell):
+    """Says what it does."""
+    return _inner(cell) + doubled(1)
+
+def _inner(cell):
+    return HALF  # a comment
+
+def words(record):
+    return TITLE
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ('TITLE = "old"', 'TITLE = "new"', True),
+        ("Says what it does.", "Says more.", True),
+        ("# a comment", "# another", True),
+        ("return TITLE", "return 3", True),
+        ("HALF = 0.5", "HALF = 0.25", False),
+        ("_inner(cell) +", "_inner(cell) -", False),
+        ("doubled(1)", "doubled(2)", False),
+    ],
+)
+def test_results_are_stale_when_the_code_behind_them_changes_and_only_then(
+    tmp_path, monkeypatch, old, new, same
+):
+    before, after = (
+        _imported(tmp_path / name, monkeypatch, text)
+        for name, text in (("a", CODE), ("b", CODE.replace(old, new)))
+    )
+    assert (before == after) is same
+
+
+def test_code_of_other_studies_counts_too(tmp_path, monkeypatch):
+    one = _imported(tmp_path / "a", monkeypatch, CODE, "def doubled(x):\n    return 2 * x\n")
+    two = _imported(tmp_path / "b", monkeypatch, CODE, "def doubled(x):\n    return x + x\n")
+    assert one != two
+
+
+def _imported(folder, monkeypatch, text, other="def doubled(x):\n    return 2 * x\n"):
+    """The fingerprint of a study of that text, in a package with another module."""
+    package = folder / "package_of_studies"
+    package.mkdir(parents=True)
+    text = text.replace("from other", "from package_of_studies.other").replace(
+        "from plots", "from package_of_studies.plots"
+    )
+    parts = {"__init__": "", "study": text, "other": other, "plots": "def draw():\n    pass\n"}
+    for name, content in parts.items():
+        (package / f"{name}.py").write_text(content)
+    monkeypatch.syspath_prepend(str(folder))
+    for name in [name for name in sys.modules if name.startswith("package_of_studies")]:
+        monkeypatch.delitem(sys.modules, name)
+    import package_of_studies.study as study
+
+    assert study.__file__.startswith(str(folder))
+    return runner.fingerprint(study.work)
+
+
+@pytest.fixture
+def crowd(tmp_path, monkeypatch):
+    """As many users as the text study needs at full size, so that nothing is downloaded."""
+    said = [
+        {"user": f"u{i}", "text": "so it is", "split": ("train", "val", "test")[i % 3]}
+        for i in range(3 * 2048)
+    ]
+    (tmp_path / "users.jsonl").write_text("\n".join(map(json.dumps, said)))
+    monkeypatch.setenv(text.SOURCE, str(tmp_path / "users.jsonl"))
+    text._texts.cache_clear()
+    yield
+    text._texts.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("crowd")
+@pytest.mark.parametrize("name", NAMES)
+def test_every_study_has_what_a_study_has(name):
+    """And its settings are JSON, each cell of its own."""
+    study = runner.study(name)
+    assert name == study.NAME
+    for full in (False, True):
+        cells = study.cells(full)
+        assert json.loads(json.dumps(cells, allow_nan=False)) == cells
+        assert len({json.dumps(cell, sort_keys=True) for cell in cells}) == len(cells) > 0
+    assert len(runner.fingerprint(study.work)) == 64
+
+
+def test_an_unknown_study_is_refused():
+    with pytest.raises(ValueError, match=r"name = 'cubic' must be one of matrices, quadratic"):
+        runner.study("cubic")

@@ -1,0 +1,61 @@
+"""Axes: round marks that lie within, whatever the values."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphase.reporting.axes import Axis, axes_of, spread, tick_label
+from antiphase.reporting.charts import Lines, Series
+
+ENDS = st.floats(-1e9, 1e9).filter(lambda v: v == 0 or abs(v) > 1e-9)
+
+
+@given(ENDS, st.floats(1e-6, 1e9), st.integers(4, 9))
+def test_linear_marks(low, width, most):
+    axis = Axis(low, low + max(width, 1e-6 * abs(low)))
+    ticks = axis.ticks(most)
+    assert 1 <= len(ticks) <= most
+    assert all(-1e-6 <= p <= 1 + 1e-6 for p in axis.place(ticks))
+    assert len({tick_label(t) for t in ticks}) == len(ticks)
+
+
+@given(st.floats(-12, 12), st.floats(0.01, 20), st.integers(4, 9))
+def test_logarithmic_marks(start, decades, most):
+    axis = Axis(10**start, 10 ** (start + decades), log=True)
+    ticks = axis.ticks(most)
+    assert 1 <= len(ticks) <= most
+    assert all(-1e-6 <= p <= 1 + 1e-6 for p in axis.place(ticks))
+
+
+@given(st.lists(st.floats(0, 1), max_size=10))
+def test_labels_do_not_overlap_and_keep_their_order(heights):
+    places = spread(heights, 0.07)
+    assert all(
+        b - a >= 0.07 - 1e-5 for a, b in zip(sorted(places), sorted(places)[1:], strict=False)
+    )
+    assert all(-1e-6 <= p <= 1 + 1e-6 for p in places)
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    assert [places[i] for i in order] == sorted(places)
+
+
+def test_axes_show_every_value_and_error_bar():
+    chart = Lines("t", "x", "y", [Series("a", "a", [1, 2, 3], [10, np.nan, 30], [5, 1, 5])])
+    x, y = axes_of(chart)
+    assert x.low < 1
+    assert x.high > 3
+    assert y.low <= 5
+    assert y.high >= 35
+
+
+def test_axes_of_nothing_and_of_one_value():
+    for series in (
+        [],
+        [Series("a", "a", [], [])],
+        [Series("a", "a", [5], [5])],
+        [Series("a", "a", [0], [-1])],
+    ):
+        for log in (False, True):
+            x, y = axes_of(Lines("t", "x", "y", series, log_x=log, log_y=log))
+            assert x.low < x.high
+            assert y.ticks()
+            assert x.ticks()

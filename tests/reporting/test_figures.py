@@ -1,0 +1,75 @@
+"""Figures by Matplotlib: SVG and PNG, the same bytes each time, readable at half their size."""
+
+import re
+
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+from matplotlib.text import Text
+
+from antiphase.reporting import charts, figures
+from tests.reporting import sample
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("kind", ["noise", "accuracy", "matrices"])
+def test_the_same_bytes_each_time(kind, tmp_path):
+    chart = sample.all_charts()[kind]
+    first, second = (figures.draw(tmp_path / name, chart) for name in ("a", "folder/b.png"))
+    assert [p.name for p in first + second] == ["a.svg", "a.png", "b.svg", "b.png"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    assert first[1].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert chart.title in first[0].read_text()
+
+
+def test_a_name_keeps_its_dots(tmp_path):
+    chart = charts.Lines("t", "x", "y", [])
+    assert figures.draw(tmp_path / "epsilon-0.5", chart)[1].name == "epsilon-0.5.png"
+
+
+@pytest.mark.parametrize("kind", sample.KINDS)
+def test_text_is_readable_at_half_size_and_stays_inside(kind):
+    """No letters below 6.5 points when the figure is printed at half its width; none cut off; none over another."""
+    chart = sample.all_charts()[kind]
+    with plt.rc_context(figures.STYLE):
+        figure = figures._maps(chart) if kind == "matrices" else figures._lines(chart)
+        figure.canvas.draw()
+        shown = [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
+        assert len(shown) > 5
+        width, height = figure.canvas.get_width_height()
+        boxes = []
+        for text in shown:
+            assert text.get_fontsize() / 2 >= 6.5, text
+            box = text.get_window_extent()
+            if box.width:
+                assert box.x0 >= -1, text
+                assert box.y0 >= -1, text
+                assert box.x1 <= width + 1, text
+                assert box.y1 <= height + 1, text
+                boxes.append((text.get_text(), box))
+        for i, (one, a) in enumerate(boxes):
+            for other, b in boxes[:i]:
+                apart = (
+                    min(a.x1, b.x1) - max(a.x0, b.x0) < 1 or min(a.y1, b.y1) - max(a.y0, b.y0) < 2
+                )
+                assert apart, (one, other)
+        plt.close(figure)
+
+
+def test_curves_have_the_colour_of_their_mechanism(tmp_path):
+    text = figures.draw(tmp_path / "a", sample.all_charts()["noise"])[0].read_text().lower()
+    for name in sample.NAMES.values():
+        colour = figures.COLOURS[name].lower()
+        assert (
+            re.search(rf"stroke: {colour}", text) or name == "dp-sgd"
+        )  # black is the default, and left out
+
+
+def test_gaps_and_emptiness_can_be_drawn(tmp_path):
+    gap = charts.Series("dp-mf", "with a gap", [1, 2, 3], [1, np.nan, 2])
+    nothing = charts.Series("other", "nothing", [1, 2], [np.nan, np.inf])
+    for series in ([gap, nothing], [nothing], []):
+        for path in figures.draw(tmp_path / "a", charts.Lines("t", "x", "y", series, log_y=True)):
+            assert path.stat().st_size > 1000

@@ -1,0 +1,168 @@
+"""Several epochs by a ring of blocks, against the dense path on problems small enough for both."""
+
+import numpy as np
+import pytest
+from scipy.linalg import block_diag
+
+import antiphase as ap
+from antiphase.factorizations.block_diagonal import Blocks
+from antiphase.factorizations.streaming import Streamed
+from antiphase.objective import Average, Curvature, Damped, Restarts
+from antiphase.problem import problem_of
+from antiphase.sensitivity import DenseColumns
+from antiphase.solvers import dual
+from antiphase.solvers.dense import dense_optimum
+from antiphase.solvers.multi_epoch import (
+    Search,
+    _encoder,
+    _judged,
+    bound_only,
+    can_be_ringed,
+    epoch_optimum,
+)
+from antiphase.workload import _apply_bands, _shift_rows, _solve_bands
+
+RATES = np.linspace(1.0, 0.3, 60)
+CASES = {
+    "plain": (ap.Workload.sgd(24), 6),
+    "short last epoch": (ap.Workload.sgd(23), 6),
+    "momentum": (ap.Workload.sgd(24, momentum=0.9), 6),
+    "momentum, odd epochs": (ap.Workload.sgd(25, momentum=0.9), 5),
+    "momentum, one group": (ap.Workload.sgd(12, momentum=0.9), 3),
+    "nesterov": (ap.Workload.sgd(29, momentum=0.8, nesterov=True, learning_rates=RATES[:29]), 7),
+    "decay and ema": (ap.Workload.sgd(26, weight_decay=0.1, momentum=0.5).with_ema(0.5), 9),
+    "delay": (ap.Workload.sgd(26, delay=3), 6),
+    "one position": (ap.Workload.sgd(9), 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_blocks_bound_and_gram_are_those_of_the_dense_formula(name):
+    workload, every = CASES[name]
+    objective = Average(np.linspace(0.5, 2, workload.steps))
+    problem = problem_of(workload, objective)
+    search = Search(problem, every, 1e-16, 1e-12)
+    V = [np.random.default_rng(0).uniform(1, 2, len(v))[:, None, None] * v for v in search.start()]
+    classes = [np.arange(j, problem.size, every) for j in range(every)]
+    groups = [np.array([c for c in classes if len(c) == count]) for _, count in search.layout.sizes]
+    root = objective.root(workload)[:, ~workload.idle]
+    exact = dual._evaluate(root, groups, V)
+    for sharp, within in ((False, 1e-8), (True, 1e-11)):
+        point = search.evaluate(V, sharp=sharp)
+        assert point.bound == pytest.approx(exact.bound, rel=within)
+        for found, x in zip(point.X, exact.X, strict=True):
+            np.testing.assert_allclose(found, x, atol=within * np.abs(x).max())
+    Y = exact.more[0]
+    X = search.gram(search.layout.full(V))
+    np.testing.assert_allclose(X, Y.T @ Y, atol=1e-10 * np.abs(X).max())
+    low, high = search.certified(V)
+    assert low <= exact.bound <= high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_optimum_is_that_of_the_dense_path(name):
+    workload, every = CASES[name]
+    participation = ap.epochs(-(-workload.steps // every), every)
+    common = workload, Damped(0.95, final_weight=2.0), participation
+    assert can_be_ringed(*common)
+    f = epoch_optimum("x", *common, options={}, tolerance=1e-8)
+    g = dense_optimum("x", *common, options={}, tolerance=1e-8)
+    assert f.error == pytest.approx(g.error, rel=3e-8)
+    assert f.lower_bound <= g.error
+    assert g.lower_bound <= f.error
+    assert f.sensitivity == pytest.approx(1, abs=1e-12)
+    low, high = bound_only(*common, tolerance=1e-8)
+    assert low <= g.error
+    assert high >= g.lower_bound
+    assert ap.sensitivity(f.encoder(), participation) <= 1 + 1e-12
+
+
+def test_cross_terms_are_counted():
+    """A search that stops at once leaves cross terms; whatever they are, no record moves the output by more than 1."""
+    workload, participation = ap.Workload.sgd(48), ap.epochs(8, 6)
+    f = epoch_optimum("x", workload, Average(), participation, options={}, tolerance=0.5)
+    X = f.encoder().T @ f.encoder()
+    blocks = [X[np.ix_(c, c)] for c in participation.classes(48)]
+    assert max(np.abs(b - np.diag(np.diagonal(b))).max() for b in blocks) > 1e-6
+    assert max(np.abs(b).sum() for b in blocks) <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("objective", [Average(), Restarts(10)], ids=["whole", "stretches"])
+@pytest.mark.parametrize("name", ["plain", "short last epoch", "momentum", "delay"])
+def test_classes_are_scaled_by_all_that_one_record_can_do(name, objective):
+    """Far from the optimum, where cross terms are large: in each class the |entries| of CᵀC, not its diagonal, sum up
+    to 1, before anything is normalised."""
+    workload, every = CASES[name]
+    participation = ap.epochs(-(-workload.steps // every), every)
+    search = Search(problem_of(workload, objective), every, 1e-16, 1e-12)
+    C = block_diag(*_encoder(search, search.evaluate(search.start()), workload, participation))
+    X = C.T @ C
+    blocks = [X[np.ix_(c, c)] for c in participation.classes(workload.steps)]
+    assert min(np.trace(b) for b in blocks) < 0.9
+    np.testing.assert_allclose([np.abs(b).sum() for b in blocks], 1, atol=1e-8)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_whatever_the_search_believes_an_optimum_has_sensitivity_1(count):
+    blocks, participation = [3 * np.tri(8 // count)] * count, ap.epochs(2, 4)
+    f = _judged(blocks, participation, name="x", workload=ap.Workload.sgd(8), objective=Average())
+    assert ap.sensitivity(f.encoder(), participation) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_what_no_ring_fits_is_left_to_the_dense_path():
+    plain, twice = ap.Workload.sgd(12), ap.epochs(2, 6)
+    assert can_be_ringed(plain, Average(), twice)
+    assert not can_be_ringed(ap.Workload.from_matrix(plain.dense()), Average(), twice)
+    assert not can_be_ringed(plain, Curvature([0.5]), twice)
+    assert not can_be_ringed(plain, Average(), ap.min_separation(2, 6))
+    assert not can_be_ringed(ap.Workload.sgd(12, momentum=0.9), Average(), ap.epochs(12, 1))
+    gaps = np.ones(12)
+    gaps[4] = 0.0
+    assert not can_be_ringed(ap.Workload.sgd(12, learning_rates=gaps), Average(), twice)
+    with pytest.raises(ValueError, match="short recurrences"):
+        bound_only(plain, Curvature([0.5]), twice, tolerance=1e-3)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"delay": 2}]
+)
+@pytest.mark.parametrize("anchor", ["start", "end"])
+def test_restarts_are_a_recurrence(options, anchor):
+    for steps in (7, 12):
+        workload = ap.Workload.sgd(steps, learning_rates=RATES[:steps], **options)
+        for followed in (workload, workload.with_ema(0.7), workload.with_tail_average(3)):
+            for tau in (1, 2, 5, 20):
+                objective = Restarts(tau, anchor=anchor)
+                P, N, weights = objective.recurrence(followed)
+                moved = _apply_bands(N, _shift_rows(np.eye(steps), followed.delay))
+                root = weights[:, None] * _solve_bands(P, moved)
+                np.testing.assert_allclose(root, objective.root(followed), atol=1e-11)
+    assert Restarts(3).recurrence(ap.Workload.sgd(6, weight_decay=0.1)) is None
+    assert Restarts(3, include_final=True).recurrence(ap.Workload.sgd(6)) is None
+
+
+def test_restarts_in_every_epoch_stream_and_are_cut_where_the_objective_is():
+    f = ap.design("dp-mf+", steps=60, epochs=4, tau=15)
+    assert isinstance(f, Streamed)
+    assert f.restarts() == [0, 15, 30, 45]
+    assert len(f.distinct) == 1, "equal stretches are kept once"
+    g = ap.design("dp-mf+", steps=60, epochs=4, tau=8)
+    assert isinstance(g, Streamed)
+    for stream in (f, g):
+        columns = stream._columns()
+        dense = DenseColumns(stream.encoder())
+        for pattern in (*stream.participation.classes(60), np.array([0, 1, 20]), np.array([3])):
+            np.testing.assert_allclose(columns.gram(pattern), dense.gram(pattern), atol=1e-12)
+        assert stream.sensitivity == pytest.approx(
+            ap.sensitivity(stream.encoder(), stream.participation), rel=1e-12
+        )
+        error = np.square(np.linalg.norm(stream.objective.root(stream.workload) @ stream.noising()))
+        assert stream.error == pytest.approx(stream.sensitivity**2 * error, rel=1e-9)
+
+
+def test_longer_stretches_are_blocks():
+    f = ap.design("dp-mf+", steps=60, epochs=6, tau=25)
+    assert isinstance(f, Blocks)
+    assert f.restarts() == [0, 25, 50]
+    assert f.gap <= 1e-9

@@ -1,0 +1,256 @@
+"""What sampling is worth, against dp-accounting; and what is refused."""
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import pld
+
+import antiphase as ap
+from antiphase import accounting, sampling
+from antiphase.accounting import balls_in_bins
+from antiphase.sensitivity import sensitivity
+
+pytestmark = pytest.mark.slow
+
+STEPS, TAU, RATE, DELTA = 32, 4, 0.05, 1e-5
+
+
+def banded(participation=None):
+    """Block-diagonal, and so of τ bands."""
+    who = participation or ap.min_separation(STEPS // TAU, apart=TAU)
+    return ap.design("dp-mf+", steps=STEPS, tau=TAU, participation=who)
+
+
+def amplified(**more):
+    how = {
+        "noise_multiplier": 1.0,
+        "delta": DELTA,
+        "sampler": "cyclic-poisson",
+        "sampling_rate": RATE,
+    }
+    return ap.calibrate(banded(), **(how | more))
+
+
+def by_dp_accounting(s, rate, steps):
+    accountant = pld.PLDAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(s))
+    return accountant.compose(dp_accounting.SelfComposedDpEvent(event, steps)).get_epsilon(DELTA)
+
+
+def test_cyclic_poisson_is_dp_sgd_of_fewer_rounds():
+    m = amplified()
+    assert m.factorization.bands == TAU
+    assert m.epsilon() == pytest.approx(by_dp_accounting(1.0, TAU * RATE, STEPS // TAU), rel=1e-6)
+    assert m.noise_scale == pytest.approx(
+        sensitivity(m.factorization.encoder(), ap.once())
+    )  # one column at a time
+    assert m.epsilon(rows=TAU + 1) == pytest.approx(by_dp_accounting(1.0, TAU * RATE, 2), rel=1e-6)
+    assert m.epsilon_of_runs([STEPS, STEPS]) == pytest.approx(
+        by_dp_accounting(1.0, TAU * RATE, 2 * STEPS // TAU), rel=1e-6
+    )
+    assert m.mu() is None
+
+
+def of_bands(name, apart=TAU):
+    f = ap.design(
+        name, steps=STEPS, bands=TAU, participation=ap.min_separation(STEPS // apart, apart=apart)
+    )
+    return ap.calibrate(
+        f, noise_multiplier=1.0, delta=DELTA, sampler="cyclic-poisson", sampling_rate=RATE
+    )
+
+
+def test_the_noise_is_for_the_largest_column():
+    m = of_bands("toeplitz")
+    norms = np.linalg.norm(m.factorization.encoder(), axis=0)
+    assert norms.min() < 0.9 * norms.max()
+    assert m.noise_scale >= norms.max() * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("apart", [TAU, TAU // 2])
+def test_there_are_as_many_groups_as_bands_however_often_a_record_may_come(monkeypatch, apart):
+    """What the accountant is asked; a group that comes once more than others counts."""
+    monkeypatch.setattr(
+        accounting,
+        "poisson_epsilon",
+        lambda s, delta, *, sampling_rate, steps: (sampling_rate, steps),
+    )
+    m = of_bands("banded", apart)
+    assert np.diagonal(m.factorization.encoder(), 1 - TAU).any()
+    assert [m.epsilon(rows=rows) for rows in (1, TAU, TAU + 1, STEPS - 1, STEPS)] == [
+        (TAU * RATE, rounds) for rounds in (1, 1, 2, STEPS // TAU, STEPS // TAU)
+    ]
+
+
+def asked(monkeypatch):
+    """Let the accountant answer with the sampling rate and the number of steps it was asked about."""
+    for name in ("poisson_epsilon", "poisson_delta"):
+        monkeypatch.setattr(
+            accounting, name, lambda *_, sampling_rate, steps: (sampling_rate, steps)
+        )
+
+
+def test_poisson_samples_are_accounted_for_step_by_step(monkeypatch):
+    """One group of everyone: the rate as it is, and as many rounds as rows, of all runs together."""
+    asked(monkeypatch)
+    f = ap.design("dp-sgd", steps=STEPS, epochs=4)
+    m = ap.calibrate(f, noise_multiplier=1.0, delta=DELTA, sampler="poisson", sampling_rate=RATE)
+    assert [m.epsilon(rows=rows) for rows in (1, 7, STEPS)] == [(RATE, 1), (RATE, 7), (RATE, STEPS)]
+    assert [m.delta(1.0, rows=rows) for rows in (1, 7, STEPS)] == [
+        (RATE, 1),
+        (RATE, 7),
+        (RATE, STEPS),
+    ]
+    assert m.epsilon_of_runs([STEPS, 7, 1]) == (RATE, STEPS + 8)
+
+
+def test_groups_of_each_run_are_rounded_up_on_their_own(monkeypatch):
+    """Two runs of τ + 1 rows are four rounds, not ⌈(2τ + 2)/τ⌉."""
+    asked(monkeypatch)
+    m = of_bands("banded")
+    assert m.epsilon_of_runs([TAU + 1, TAU + 1]) == (TAU * RATE, 4)
+    assert m.delta(1.0, rows=TAU + 1) == (TAU * RATE, 2)
+
+
+def test_rates_up_to_one_are_offered():
+    """Everyone in every batch, or in every batch of the group; the sensitivity of one step is exact."""
+    f = ap.design("dp-sgd", steps=4)
+    everyone = ap.calibrate(
+        f, noise_multiplier=2.0, delta=DELTA, sampler="poisson", sampling_rate=1.0
+    )
+    assert everyone.sampling_rate == 1.0
+    assert everyone.statement().sensitivity_is_exact
+    assert amplified(sampling_rate=1 / TAU).sampling_rate == 1 / TAU
+    assert amplified().statement().sensitivity_is_exact
+    assert "an upper bound" not in str(amplified().statement())
+
+
+def test_calibration_is_safe():
+    m = amplified(noise_multiplier=None, epsilon=2.0)
+    assert 1.9 < m.epsilon() <= 2.0
+    assert m.noise_multiplier < accounting.gaussian_noise_multiplier(2.0, DELTA) * np.sqrt(
+        STEPS / TAU
+    )
+
+
+def test_columns_of_a_group_share_no_row():
+    """What the reduction rests on, by the matrix itself."""
+    C = banded().encoder()
+    for group in range(TAU):
+        columns = C[:, group::TAU]
+        gram = columns.T @ columns
+        np.testing.assert_allclose(gram, np.diag(np.diagonal(gram)), atol=1e-15)
+
+
+def test_balls_in_bins_is_between_nothing_and_no_amplification():
+    f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
+    plain = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2)
+    hidden = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampler="balls-in-bins")
+    assert 0 < hidden.epsilon() < plain.epsilon()
+    assert hidden.noise_scale == plain.noise_scale
+    assert hidden.delta(plain.epsilon()) <= 1e-2
+    assert hidden.epsilon_of_runs([8, 8]) == plain.epsilon_of_runs([8, 8])
+    assert "bounded by sampling" in str(hidden.statement()).replace("\n", " ")
+
+
+def test_a_bin_is_the_sum_of_its_columns_and_every_look_has_its_share_of_failure(monkeypatch):
+    """Inner products of the bins' sums; the chances to fail of 16 looks add up to the one stated."""
+    f = ap.design("sqrt-toeplitz", steps=9, epochs=3)
+    m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampler="balls-in-bins")
+    C = f.encoder()
+    bins = [C[:, i] + C[:, i + 3] + C[:, i + 6] for i in range(3)]
+    expected = [[float(a @ b) for b in bins] for a in bins]
+    np.testing.assert_allclose(m.account._gram, expected, rtol=1e-12)
+    seen = []
+
+    def bound(gram, s, delta, *, failure):
+        seen.append((gram.copy(), s, delta, failure))
+        return balls_in_bins.Bound(0.125, 1, failure)
+
+    monkeypatch.setattr(balls_in_bins, "epsilon_bound", bound)
+    sampling._epsilon_of_bins.cache_clear()
+    assert m.epsilon() == 0.125
+    sampling._epsilon_of_bins.cache_clear()
+    (gram, s, delta, failure), *more = seen
+    np.testing.assert_allclose(gram, expected, rtol=1e-12)
+    assert (s, delta, more) == (1.0, 1e-2, [])
+    assert failure * sampling.TRIES == pytest.approx(balls_in_bins.FAILURE)
+
+
+def test_balls_in_bins_calibration_is_safe():
+    f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
+    m = ap.calibrate(f, epsilon=2.0, delta=1e-2, sampler="balls-in-bins")
+    assert 1.8 < m.epsilon() <= 2.0
+    assert m.noise_multiplier < ap.calibrate(f, epsilon=2.0, delta=1e-2).noise_multiplier
+
+
+def test_files_keep_the_sampler(tmp_path):
+    f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
+    for m in (amplified(), ap.calibrate(f, noise_multiplier=1.0, sampler="balls-in-bins")):
+        m.save(tmp_path / "m")
+        again = ap.load(tmp_path / "m")
+        assert (again.sampler, again.sampling_rate, again.digest) == (
+            m.sampler,
+            m.sampling_rate,
+            m.digest,
+        )
+
+
+@pytest.mark.parametrize(
+    ("factorization", "promise", "said"),
+    [
+        (
+            lambda: banded(ap.once()),
+            {"sampler": "cyclic-poisson", "sampling_rate": RATE},
+            "design for participation",
+        ),
+        (
+            lambda: banded(ap.min_separation(STEPS // TAU - 1, apart=TAU)),
+            {"sampler": "cyclic-poisson", "sampling_rate": RATE},
+            "design for participation",
+        ),
+        (banded, {"sampler": "cyclic-poisson"}, "sampling_rate = None"),
+        (
+            banded,
+            {"sampler": "cyclic-poisson", "sampling_rate": 0.3},
+            "at most 0.25 can be asked for",
+        ),
+        (
+            banded,
+            {"sampler": "cyclic-poisson", "sampling_rate": RATE, "adjacency": "replace-one"},
+            "replace-one",
+        ),
+        (banded, {"sampler": "poisson", "sampling_rate": RATE}, "independent noise"),
+        (banded, {"sampler": "fixed-order", "sampling_rate": RATE}, "sampling_rate"),
+        (banded, {"sampler": "balls-in-bins"}, "one slot in every epoch"),
+        (
+            lambda: ap.design("sqrt-toeplitz", steps=8),
+            {"sampler": "balls-in-bins", "adjacency": "replace-one"},
+            "replace-one",
+        ),
+        (lambda: ap.design("fourier", steps=8, epochs=2), {"sampler": "balls-in-bins"}, "negative"),
+        (
+            lambda: ap.design("sqrt-toeplitz", steps=8),
+            {"sampler": "balls-in-bins", "sampling_rate": 0.1},
+            "has none",
+        ),
+    ],
+)
+def test_what_is_not_covered_is_refused(factorization, promise, said):
+    with pytest.raises(ValueError, match=said):
+        ap.calibrate(factorization(), noise_multiplier=1.0, **promise)
+
+
+def test_users_of_a_federation_are_no_samples():
+    from antiphase.federated import Server
+
+    m = ap.calibrate(
+        banded(),
+        noise_multiplier=1.0,
+        delta=DELTA,
+        sampler="cyclic-poisson",
+        sampling_rate=RATE,
+        unit="user",
+    )
+    with pytest.raises(ValueError, match="no amplification"):
+        Server(m, {"w": np.zeros(3, np.float32)}, clients_per_round=4, key=ap.Key.insecure(1))
