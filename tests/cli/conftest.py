@@ -98,14 +98,7 @@ def plain(monkeypatch):
 
     for name in ("out", "err"):
         made = Console(stderr=name == "err", highlight=False, soft_wrap=True, width=400)
-        parts = (
-            cli.auditing,
-            cli.comparing,
-            cli.designing,
-            cli.promising,
-            cli.reproducing,
-            cli.training,
-        )
+        parts = [m for n, m in sys.modules.items() if n.startswith("antiphase.cli.")]
         for module in (console, *parts):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, made)

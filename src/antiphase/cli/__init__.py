@@ -12,17 +12,19 @@ import sys
 
 import typer
 
-from antiphase.cli.audit import audit
-from antiphase.cli.calibrate import calibrate
-from antiphase.cli.compare import compare
+from antiphase.cli import (
+    audit,
+    calibrate,
+    compare,
+    data,
+    demo,
+    design,
+    recommend,
+    statement,
+    train,
+    verify,
+)
 from antiphase.cli.console import INTERRUPTED, failures
-from antiphase.cli.data import data
-from antiphase.cli.demo import demo
-from antiphase.cli.design import design
-from antiphase.cli.recommend import advise
-from antiphase.cli.statement import statement
-from antiphase.cli.train import train
-from antiphase.cli.verify import verify
 
 app = typer.Typer(
     name="antiphase",
@@ -53,7 +55,18 @@ def _options(
     pass
 
 
-for command in (design, compare, advise, calibrate, statement, verify, audit, train, data, demo):
+for command in (
+    design.design,
+    compare.compare,
+    recommend.advise,
+    calibrate.calibrate,
+    statement.statement,
+    verify.verify,
+    audit.audit,
+    train.train,
+    data.data,
+    demo.demo,
+):
     app.command()(command)
 
 
