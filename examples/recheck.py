@@ -17,30 +17,36 @@ from scipy.linalg import block_diag
 
 
 def read(path):
+    """The content of a mechanism file, and its digest."""
     data = Path(path).read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
     content = json.loads(header.pop("__metadata__")["content"])
-    types, arrays, marks = {"F64": "<f8", "I64": "<i8"}, {}, {}
+    arrays, marks = {}, {}
     for name, info in header.items():
+        first, last = info["data_offsets"]
         a = np.frombuffer(
-            data[8 + length :][slice(*info["data_offsets"])], types[info["dtype"]]
-        ).reshape(info["shape"])
-        arrays[name], marks[name] = (
-            a,
-            {"array": hashlib.sha256(a).hexdigest(), "shape": a.shape, "dtype": a.dtype.str},
+            data[start + first : start + last], {"F64": "<f8", "I64": "<i8"}[info["dtype"]]
         )
+        arrays[name] = a = a.reshape(info["shape"])
+        marks[name] = {
+            "array": hashlib.sha256(a).hexdigest(),
+            "shape": a.shape,
+            "dtype": a.dtype.str,
+        }
     text = json.dumps(fill(content, marks), sort_keys=True, separators=(",", ":"))
     return fill(content, arrays), hashlib.sha256(text.encode()).hexdigest()
 
 
 def fill(item, arrays):
-    filled = (
-        {key: fill(value, arrays) for key, value in item.items()}
-        if isinstance(item, dict)
-        else item
+    """The item, with arrays in place of their names."""
+    if not isinstance(item, dict):
+        return item
+    return (
+        arrays[item["$array"]]
+        if "$array" in item
+        else {k: fill(v, arrays) for k, v in item.items()}
     )
-    return arrays[item["$array"]] if isinstance(item, dict) and "$array" in item else filled
 
 
 def unpacked(lower):
@@ -62,64 +68,47 @@ def streamed(s):
 
 
 def encoder(factorization):
-    form, stored, steps = (
-        factorization["form"],
-        factorization["stored"],
-        factorization["workload"]["steps"],
-    )
+    form, stored = factorization["form"], factorization["stored"]
+    steps = factorization["workload"]["steps"]
     if form in ("Identity", "Toeplitz", "InverseToeplitz", "Blt"):
-        c = (
-            [1.0, *(stored["decays"] ** np.arange(steps - 1)[:, None] @ stored["scales"])]
-            if form == "Blt"
-            else [1.0]
-        )
-        c = stored.get("coefficients", stored.get("inverse", c))
+        c = stored.get("coefficients", stored.get("inverse", [1.0]))
+        if form == "Blt":
+            c = [1.0, *(stored["decays"] ** np.arange(steps - 1)[:, None] @ stored["scales"])]
         matrix = sum(x * np.eye(steps, k=-k) for k, x in enumerate(c))
         matrix = np.linalg.inv(matrix) if form == "InverseToeplitz" else matrix
         return matrix / np.linalg.norm(matrix, axis=0) if stored.get("normalized") else matrix
     if form == "Banded":
-        return sum(
-            np.diag(stored["columns"][: steps - i, i], -i)
-            for i in range(stored["columns"].shape[1])
+        return sum(np.diag(c[: steps - i], -i) for i, c in enumerate(stored["columns"].T))
+    if form == "Blocks":
+        return block_diag(*(unpacked(stored["blocks"][str(i)]) for i in stored["sequence"]))
+    if form == "Streamed":
+        return block_diag(*(streamed(stored["stretches"][str(i)]) for i in stored["sequence"]))
+    if form == "Tree" and not stored:  # a row for each node: a dyadic interval of steps
+        sizes = [2**j for j in range(steps.bit_length())]
+        ends = [(size, end) for size in sizes for end in range(size, steps + 1, size)]
+        return np.array(
+            [[end - size <= i < end for i in range(steps)] for size, end in ends], float
         )
-    if form in ("Blocks", "Streamed"):
-        parts, one = (
-            (stored["blocks"], unpacked) if form == "Blocks" else (stored["stretches"], streamed)
-        )
-        return block_diag(*(one(parts[str(i)]) for i in stored["sequence"]))
-    if (
-        form == "Tree" and not stored
-    ):  # charged by its nodes: a row for each dyadic stretch of steps
-        spans = [
-            (e - 2**j, e) for j in range(steps.bit_length()) for e in range(2**j, steps + 1, 2**j)
-        ]
-        return np.array([[start <= i < end for i in range(steps)] for start, end in spans], float)
     return unpacked(stored["lower"])
 
 
 def sensitivity(C, participation):
-    """The largest Σ|X_ij| over the patterns, X = CᵀC; for a minimum separation, over every allowed set of steps."""
+    """The largest sum of |X_ij|, X = CᵀC, over all sets of steps that one record may take part in."""
     X, steps, every = np.abs(C.T @ C), C.shape[1], participation.get("every", C.shape[1])
     patterns = [list(range(j, steps, every)) for j in range(min(every, steps))]
     if participation["kind"] == "MinSeparation":
-        sets = itertools.chain(
-            *(itertools.combinations(range(steps), n + 1) for n in range(participation["count"]))
-        )
-        patterns = [
-            p
-            for p in sets
-            if all(b - a >= participation["apart"] for a, b in itertools.pairwise(p))
-        ]
+        most, apart = participation["count"], participation["apart"]
+        sets = (itertools.combinations(range(steps), n + 1) for n in range(most))
+        sets = itertools.chain.from_iterable(sets)
+        patterns = [p for p in sets if all(b - a >= apart for a, b in itertools.pairwise(p))]
     return math.sqrt(max(X[np.ix_(p, p)].sum() for p in patterns))
 
 
 def gaussian_epsilon(s, delta):
     def log_phi(x):
-        return (
-            math.log(math.erfc(-x / 2**0.5) / 2)
-            if x > -30
-            else -x * x / 2 - math.log(-x * math.sqrt(2 * math.pi))
-        )
+        if x > -30:
+            return math.log(math.erfc(-x / 2**0.5) / 2)
+        return -x * x / 2 - math.log(-x * math.sqrt(2 * math.pi))
 
     low, high = 0.0, 1e6
     for _ in range(200):
@@ -129,37 +118,33 @@ def gaussian_epsilon(s, delta):
     return high
 
 
-def main(mechanism, statement):
-    content, digest = read(mechanism)
-    said, factorization = json.loads(Path(statement).read_text()), content["factorization"]
+def recomputed(content, said):
+    """Sensitivity and ε, from the mechanism and its noise."""
     if content["sampler"] == "poisson":
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, pld
 
-        event = PoissonSampledDpEvent(
-            said["sampling_rate"], GaussianDpEvent(said["noise_multiplier"])
-        )
-        account = pld.PLDAccountant().compose(SelfComposedDpEvent(event, said["steps"]))
-        sens, epsilon = 1.0, account.get_epsilon(said["delta"])
-    else:
-        sens = sensitivity(encoder(factorization), factorization["participation"])
-        ratio = said["noise_scale"] / (
-            said["clip_norm"] * sens * (2 if said["adjacency"] == "replace-one" else 1)
-        )
-        epsilon = gaussian_epsilon(ratio, said["delta"])
-    pairs = [
-        ("sensitivity", sens),
-        ("epsilon", epsilon),
-        ("noise_multiplier", content["noise_multiplier"]),
-    ]
-    slack = (
-        1e-6 if said["sensitivity_is_exact"] else math.inf
-    )  # an upper bound may be above the truth, never below
-    wrong = [name for name, value in pairs if not -1e-6 <= said[name] / value - 1 <= slack]
+        step = GaussianDpEvent(said["noise_multiplier"])
+        step = PoissonSampledDpEvent(said["sampling_rate"], step)
+        accountant = pld.PLDAccountant().compose(SelfComposedDpEvent(step, said["steps"]))
+        return 1.0, accountant.get_epsilon(said["delta"])
+    factorization = content["factorization"]
+    sens = sensitivity(encoder(factorization), factorization["participation"])
+    factor = 2 if said["adjacency"] == "replace-one" else 1
+    ratio = said["noise_scale"] / (said["clip_norm"] * sens * factor)
+    return sens, gaussian_epsilon(ratio, said["delta"])
+
+
+def main(mechanism, statement):
+    content, digest = read(mechanism)
+    said = json.loads(Path(statement).read_text())
+    values = *recomputed(content, said), content["noise_multiplier"]
+    values = dict(zip(("sensitivity", "epsilon", "noise_multiplier"), values, strict=True))
+    # A sensitivity that is an upper bound may be above the true one, never below.
+    slack = 1e-6 if said["sensitivity_is_exact"] else math.inf
+    wrong = [n for n, value in values.items() if not -1e-6 <= said[n] / value - 1 <= slack]
     wrong += ["digest"] * (digest != said["digest"])
-    print(
-        *(f"{name}: statement {said[name]:.9g}, recomputed {value:.9g}" for name, value in pairs),
-        sep="\n",
-    )
+    for name, value in values.items():
+        print(f"{name}: statement {said[name]:.9g}, recomputed {value:.9g}")
     print("DISAGREES: " + ", ".join(wrong) if wrong else "agrees")
     return 1 if wrong else 0
 

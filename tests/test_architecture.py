@@ -70,7 +70,7 @@ def test_importing_antiphase_imports_no_torch_and_no_figures():
 
 def tree():
     """The modules with the first line of their docstrings, as docs/architecture.md shows them."""
-    lines, depth = [], 0
+    lines = []
     for path in sorted(
         SOURCE.rglob("*.py"), key=lambda p: (p.relative_to(SOURCE).parent != Path(), p)
     ):

@@ -1,4 +1,5 @@
 import dataclasses
+import ast
 import json
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def recheck(mechanism, text, folder):
 
 def test_the_outsiders_script_is_short_and_knows_nothing_of_us():
     source = RECHECK.read_text()
-    assert len(source.splitlines()) < 120
+    statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
+    assert len(statements) < 120  # not lines, which depend on the formatter
     assert "import antiphase" not in source
     assert "from antiphase" not in source
 
