@@ -1,5 +1,5 @@
-import dataclasses
 import ast
+import dataclasses
 import json
 import subprocess
 import sys
