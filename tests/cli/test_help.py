@@ -93,7 +93,8 @@ def test_the_example_of_demo_is_in_the_tour(run):
 
 def test_the_tour_has_ten_commands_of_every_kind():
     assert len(tour()) == 10
-    assert {words[1] for words in tour()} == set(COMMANDS) - {"audit"}  # which has a page of its own
+    # `audit` has a page of its own
+    assert {words[1] for words in tour()} == set(COMMANDS) - {"audit"}
 
 
 def _without_chance(text):
