@@ -20,6 +20,7 @@ from experiments.runner import Cell, Found, Result, Table
 
 NAME = "chess"
 TITLE = "Chess diverges where PGD settles, with the same ‖B‖"
+REVISION = 1  # raise it with every change that changes a result
 SEED = 4
 LABELS = {"dp-sgd": "PGD (DP-SGD)", "chess": "Chess"}
 

@@ -6,7 +6,6 @@ the user's cache folder, beside the designs, and whoever asks for it again finds
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable
 
@@ -16,10 +15,11 @@ from antiphase._util.values import digest
 from experiments.runner import Cell, Result
 
 
-def remembered(train: Callable[[Cell], Result], cell: Cell) -> Result:
-    """``train(cell)``, from the cache if it is there; code that has changed finds nothing."""
+def remembered(train: Callable[[Cell], Result], revision: int, cell: Cell) -> Result:
+    """``train(cell)``, from the cache if this revision of the study has computed it before."""
+    name = f"{train.__module__}.{train.__qualname__}"
     entry = cache.entry(
-        digest({"version": __version__, "code": inspect.getsource(train), "cell": cell})
+        digest({"version": __version__, "train": name, "revision": revision, "cell": cell})
     )
     place = None if entry is None else entry.with_suffix(".json")
     if place is not None and cache.is_trusted(place):

@@ -14,6 +14,7 @@ from experiments.runner import Cell, Found, Result, Table
 
 NAME = "matrices"
 TITLE = "The matrices of DP-MF and DP-MF⁺"
+REVISION = 1  # raise it with every change that changes a result
 WEIGHT, MF, PLUS = "weight", "dp-mf", "dp-mf+"
 
 

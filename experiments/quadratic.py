@@ -24,6 +24,7 @@ from experiments.runner import Cell, Found, Result, Table
 
 NAME = "quadratic"
 TITLE = "A quadratic that is not strongly convex, L = 10, 5,000 steps"
+REVISION = 1  # raise it with every change that changes a result
 SEED = 2
 STEPS, SMOOTHNESS, SIGMA, DIMENSION = 5000, 10.0, 20.0, 100
 # Logarithmic from 1e-4 to 1, finer around the best, as the paper says; on both sides of 2/L = 0.2.

@@ -84,9 +84,7 @@ def _run(study: Any, output: Path, full: bool, jobs: int | None, quiet: bool) ->
         )
     if record["stale"]:
         lines = f"{record['stale']} earlier result{'s' * (record['stale'] > 1)}"
-        console.warn(
-            f"{study.NAME}: {lines} of another version or other code of the study left out"
-        )
+        console.warn(f"{study.NAME}: {lines} of another version left out")
     return record
 
 

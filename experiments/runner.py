@@ -7,9 +7,7 @@ Every finished cell is a line of ``NAME.jsonl``, and a run takes up the lines th
 
 from __future__ import annotations
 
-import ast
 import importlib
-import inspect
 import json
 import multiprocessing
 import os
@@ -64,6 +62,7 @@ class Study(Protocol):
 
     NAME: str  # the word after `antiphase reproduce`, and the name of its files
     TITLE: str
+    REVISION: int  # raised by hand with every change of the code that changes a result
 
     def cells(self, full: bool) -> list[Cell]:
         """The units of work: of all that the paper did if ``full``, of what is run by default otherwise."""
@@ -120,14 +119,14 @@ def run(
     """The record of the study, from what is in ``folder`` already and the cells that are not, in ``jobs`` processes.
 
     Guarantee: a finished cell is on the disk before the next is waited for, and is not done again, whatever ends the
-    run; results of other settings, another version or other code of the study are never taken up. The record is
-    written when every cell is there, whole or not at all. Raises `StudyError` if cells failed, after all others.
+    run; results of other settings, another version of antiphase or another revision of the study are never taken up.
+    The record is written when every cell is there, whole or not at all. Raises `StudyError` if cells failed, after all others.
     """
     study = cast(Study, study)
     began = time.perf_counter()
     jobs = _cores() if jobs is None else check.whole_number("jobs", jobs)
     folder.mkdir(parents=True, exist_ok=True)
-    book = _Book(folder / f"{study.NAME}.jsonl", fingerprint(study.work))
+    book = _Book(folder / f"{study.NAME}.jsonl", version(study))
     cells = study.cells(full)
     open_cells = [cell for cell in cells if book.line(cell) is None]
     total, reused = len(cells), len(cells) - len(open_cells)
@@ -267,16 +266,16 @@ def _one_thread() -> Iterator[None]:
 class _Book:
     """The finished cells of a study in a file of lines, of which the last may be torn."""
 
-    def __init__(self, path: Path, code: str) -> None:
-        self.path, self._code = path, code
-        self.stale = 0  # lines of another version or other code
+    def __init__(self, path: Path, version: str) -> None:
+        self.path, self._version = path, version
+        self.stale = 0  # lines of another version
         self._lines: dict[str, Cell] = {}
         for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
             try:
                 line = json.loads(text)
             except ValueError:
                 continue  # torn: the run was killed while it wrote
-            if line["code"] == code:
+            if line.get("version") == version:
                 self._lines[digest(line["cell"])] = line
             else:
                 self.stale += 1
@@ -297,71 +296,16 @@ class _Book:
         self._file.close()
 
     def add(self, cell: Cell, done: Cell) -> None:
-        line = {"cell": cell, "code": self._code, **done}
+        line = {"cell": cell, "version": self._version, **done}
         self._file.write(_json(line) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._lines[digest(cell)] = json.loads(_json(line))
 
 
-def fingerprint(work: Callable[..., Any]) -> str:
-    """Of the version, and of the code that results come from: ``work`` and all that it uses of its own package.
-
-    Comments, docstrings, tables and figures may change without making results stale; so may, within a version, what
-    lies outside the studies.
-    """
-    package = work.__module__.rpartition(".")[0]
-    seen: dict[str, str] = {}
-    pending = [(work.__module__, work.__name__)]
-    while pending:
-        module, name = pending.pop()
-        node = None if f"{module}.{name}" in seen else _definitions(module).get(name)
-        if node is None:
-            continue
-        if isinstance(node, ast.ImportFrom):
-            seen[f"{module}.{name}"] = ""
-            source = node.module or ""
-            (original,) = [
-                alias.name for alias in node.names if (alias.asname or alias.name) == name
-            ]
-            if source == package:  # a module of the package, all of it
-                pending += [
-                    (f"{package}.{original}", part)
-                    for part in _definitions(f"{package}.{original}")
-                ]
-            elif source.startswith(f"{package}."):
-                pending.append((source, original))
-            continue
-        seen[f"{module}.{name}"] = ast.unparse(_Bare().visit(node))
-        pending += [(module, part.id) for part in ast.walk(node) if isinstance(part, ast.Name)]
-    return digest({"version": __version__, **seen})
-
-
-def _definitions(module: str) -> dict[str, ast.stmt]:
-    """What each name at the top of a module stands for."""
-    found: dict[str, ast.stmt] = {}
-    for node in ast.parse(inspect.getsource(importlib.import_module(module))).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found[node.name] = node
-        elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: node for alias in node.names}
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {
-                part.id: node
-                for target in targets
-                for part in ast.walk(target)
-                if isinstance(part, ast.Name)
-            }
-    return found
-
-
-class _Bare(ast.NodeTransformer):
-    """Without docstrings."""
-
-    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
-        said = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return ast.Pass() if said else node
+def version(study: Study) -> str:
+    """The version of antiphase and the revision of the study: results of another are not reused."""
+    return f"{__version__}/{study.REVISION}"
 
 
 def _json(value: Any) -> str:

@@ -133,6 +133,27 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(saved, monkeypatch)
     assert os.listdir(saved.parent) == [saved.name]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_umask_decides_the_mode_of_a_file_and_secrets_are_private(tmp_path, umask, mode):
+    """Also where an older file with another mode is replaced."""
+    (tmp_path / "secret").touch(0o644)
+    before = os.umask(umask)
+    try:
+        files.write_bytes(tmp_path / "plain", b"1")
+        files.write_bytes(tmp_path / "secret", b"1", secret=True)
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("plain", "secret")]
+    assert modes == [mode, 0o600]
+
+
+def test_writing_a_file_does_not_touch_the_umask_of_the_process(tmp_path, monkeypatch):
+    """Another thread could create a file in between."""
+    monkeypatch.delattr(os, "umask")
+    files.write_bytes(tmp_path / "plain", b"1")
+
+
 def test_the_format_is_plain_enough_for_an_outsider(saved):
     """Eight bytes of length, a JSON header, raw arrays: read here without antiphase or safetensors."""
     data = saved.read_bytes()

@@ -167,9 +167,11 @@ def test_what_was_tuned_is_remembered(cache):
         calls.append(cell)
         return {"value": cell["x"] + 1}
 
-    assert [remembered(first, {"x": x})["value"] for x in (1, 1, 2)] == [2, 2, 3]
+    assert [remembered(first, 1, {"x": x})["value"] for x in (1, 1, 2)] == [2, 2, 3]
     assert calls == [{"x": 1}, {"x": 2}]
-    assert remembered(lambda cell: {"value": 7}, {"x": 1}) == {"value": 7}  # other code
+    assert remembered(lambda cell: {"value": 7}, 1, {"x": 1}) == {"value": 7}, "another function"
+    assert remembered(first, 2, {"x": 1}) == {"value": 2}, "another revision"
+    assert calls == [{"x": 1}, {"x": 2}, {"x": 1}]
 
 
 # ---- the whole studies, in small ---------------------------------------------------------------------------------

@@ -27,11 +27,12 @@ def cells(count, **more):
     return [{"number": number, "seed": number} | more for number in range(count)]
 
 
-def study(made, name="toy"):
+def study(made, name="toy", revision=1):
     """With these cells, by default and in full."""
     return SimpleNamespace(
         NAME=name,
         TITLE="Squares",
+        REVISION=revision,
         cells=lambda full: made,
         work=work,
         summary=lambda found, full: {"sum": sum(result["square"] for _, result in found)},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -173,21 +173,21 @@ def _metadata(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def write_bytes(path: Path, data: bytes, *, secret: bool = False) -> None:
-    """Whole or not at all: what was there stays until all of it is on the disk. Only its owner reads a ``secret``."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write a file atomically: the old content stays until all of the new one is on the disk.
+
+    Args:
+        path: the file to create or replace.
+        data: its new content.
+        secret: only the owner may read the file; otherwise the umask decides.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    mode = 0o600 if secret else 0o666  # the kernel applies the umask to a new file's mode
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o600 if secret else 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
