@@ -50,9 +50,9 @@ def _search(steps, epochs):
     began = time.perf_counter()
     low, _ = bound_only(
         ap.Workload.sgd(steps), Average(), ap.epochs(epochs, steps // epochs), tolerance=TOLERANCE,
-        progress=lambda i, gap: done.append((i, gap)),
+        progress=done.append,
     )  # fmt: skip
-    iterations, gap = done[-1]
+    iterations, gap = done[-1].done, done[-1].gap
     seconds = time.perf_counter() - began
     return {"steps": steps, "seconds": seconds, "iterations": iterations, "gap": gap, "bound": low}
 

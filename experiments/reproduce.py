@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from antiphase._util.progress import ProgressReport
 from antiphase.cli import console
 from antiphase.cli.console import Json, Quiet, out
 from experiments import NAMES
@@ -70,11 +71,13 @@ def _run(study: Any, output: Path, full: bool, jobs: int | None, quiet: bool) ->
             quiet, "{task.completed:.0f} of {task.total:.0f}", "{task.fields[what]}"
         ) as progress:
 
-            def report(done: int, total: int, what: str) -> None:
+            def report(now: ProgressReport) -> None:
                 nonlocal task
                 if task is None:  # what was there already is not counted as speed
-                    task = progress.add_task(study.NAME, total=total, completed=done, what="")
-                progress.update(task, completed=done, what=what)
+                    task = progress.add_task(
+                        study.NAME, total=now.total, completed=now.done, what=""
+                    )
+                progress.update(task, completed=now.done, what=now.task)
 
             record = runner.run(study, output, full, jobs, report)
     except KeyboardInterrupt:

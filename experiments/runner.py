@@ -28,6 +28,7 @@ from typing import Any, Protocol, cast
 from antiphase import __version__
 from antiphase._util import checks as check
 from antiphase._util import files
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase._util.values import digest
 from antiphase.errors import StudyError
 from experiments import NAMES
@@ -37,9 +38,6 @@ Result = dict[
     str, Any
 ]  # what came of it, likewise: no NaN, no infinity; say None for what diverged
 Found = list[tuple[Cell, Result]]  # in the order of `cells`
-Progress = Callable[
-    [int, int, str], None
-]  # cells done, cells in all, the cell that was finished last
 
 ONE_THREAD = (
     "OMP_NUM_THREADS",
@@ -135,7 +133,7 @@ def run(
 
     def report(done: int, cell: Cell) -> None:
         if progress is not None:
-            progress(reused + done, total, _in_words(cell, same))
+            progress(ProgressReport(reused + done, total, task=_in_words(cell, same)))
 
     report(0, {})
     failed = (

@@ -7,6 +7,7 @@ import pytest
 
 import antiphase as ap
 from antiphase import accounting, candidates, comparison, noise_cost
+from antiphase._util.progress import ProgressReport
 from antiphase.comparison import Candidate, Setting, compare
 
 PROMISE = {"epsilon": 2.0, "delta": 1e-6}
@@ -211,11 +212,11 @@ def test_progress_says_what_is_done_and_how_far(monkeypatch):
         Setting.of(64, 4),
         [Candidate("dp-sgd"), Candidate("dp-mf")],
         measure=False,
-        progress=lambda *w: told.append(w),
+        progress=told.append,
     )
-    assert told[0] == ("DP-SGD", 0, 2, None)
-    assert told[-1] == ("", 2, 2, None)
-    gaps = [gap for label, _, _, gap in told if label == "DP-MF" and gap is not None]
+    assert told[0] == ProgressReport(0, 2, task="DP-SGD")
+    assert told[-1] == ProgressReport(2, 2)
+    gaps = [r.gap for r in told if r.task == "DP-MF" and r.gap is not None]
     assert gaps[-1] <= 1e-3
 
 

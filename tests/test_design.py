@@ -46,14 +46,12 @@ def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch):
 
 def test_progress_is_told_of_every_iteration():
     seen = []
-    ap.design(
-        "dp-mf", steps=30, epochs=2, progress=lambda iteration, gap: seen.append((iteration, gap))
-    )
-    assert [i for i, _ in seen] == list(range(1, len(seen) + 1))
-    assert seen[-1][1] <= 1e-9
+    ap.design("dp-mf", steps=30, epochs=2, progress=seen.append)
+    assert [report.done for report in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1].gap <= 1e-9
     seen.clear()
-    ap.design("dp-mf", steps=30, progress=lambda iteration, gap: seen.append((iteration, gap)))
-    assert [i for i, _ in seen] == list(range(len(seen)))
+    ap.design("dp-mf", steps=30, progress=seen.append)
+    assert [report.done for report in seen] == list(range(len(seen)))
 
 
 def test_damped_from_learning_rate_and_smoothness_or_from_nothing():

@@ -12,7 +12,7 @@ halves the gaps around the best, and ends where neither the neighbours nor the n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import scipy
 
 from antiphase._util import checks as check
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase.accounting.gaussian import checked_delta
 from antiphase.accounting.poisson import MIN_POISSON_NOISE_MULTIPLIER
 from antiphase.design import design
@@ -84,14 +85,14 @@ def best_bands(
     most: int | None = None,
     clip_norm: float = 1.0,
     adjacency: str = "zero-out",
-    progress: Callable[[Tried], Any] | None = None,
+    progress: Progress | None = None,
 ) -> BestBands:
     """The number of bands that leaves least noise at (ε, δ) with cyclic Poisson samples, as a calibrated mechanism.
 
     ``name`` is ``toeplitz``, ``banded``, ``sqrt-toeplitz``, or ``dp-mf+``, whose τ is the number of bands. ``most`` is
     how many may be tried (default: as many as the sampling rate allows); the noise keeps one vector less than there are
     bands. Noise is what ``objective`` counts (default: every iterate alike). One band is DP-SGD on Poisson samples.
-    ``progress`` is called with everything that was tried.
+    ``progress`` is called after every number of bands that was tried, which its report names.
 
     Guarantee: the mechanism is certified for (ε, δ) like any other; what was estimated only chose it.
     """
@@ -170,7 +171,7 @@ class _Search:
         rate: float,
         epsilon: float,
         delta: float,
-        progress: Callable[[Tried], Any] | None,
+        progress: Progress | None,
     ) -> None:
         self._name, self._workload, self._judge, self._progress = name, workload, judge, progress
         self._rate, self._epsilon, self._delta = rate, epsilon, delta
@@ -201,7 +202,7 @@ class _Search:
         )
         self.tried[bands] = Tried(bands, f.error_under(self._judge), s)
         if self._progress is not None:
-            self._progress(self.tried[bands])
+            self._progress(ProgressReport(len(self.tried), task=f"{bands} bands"))
         return self.tried[bands]
 
 

@@ -250,7 +250,7 @@ def _amplified(
             candidate.name,
             workload=setting.workload,
             sampling_rate=setting.sampling_rate,
-            progress=lambda tried: report(tried.bands, None),
+            progress=report,
             **promise,
         )
         return replace(candidate, options={width: found.bands}), found.mechanism

@@ -12,6 +12,7 @@ import numpy as np
 
 from antiphase import accounting
 from antiphase._util.checks import Array
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase.candidates import REFUSALS, Candidate, Setting, made_for, usual_candidates
 from antiphase.design import design
 from antiphase.factorizations.base import Factorization
@@ -29,10 +30,6 @@ __all__ = [
     "undominated",
     "usual_candidates",
 ]
-
-Progress = Callable[
-    [str, int, int, float | None], None
-]  # what, how many are done, of how many, gap so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +225,7 @@ def compare(
     stopped = False
     for i, candidate in enumerate(candidates):
         report = _reporter(progress, candidate.label, i, len(candidates))
-        report(0, None)
+        report(ProgressReport(0))
         began = time.perf_counter()
         try:
             done, mechanism, reason = made_for(setting, candidate, tolerance, report)
@@ -248,7 +245,7 @@ def compare(
         raise ValueError(
             "nothing is left to compare: " + "; ".join(f"{k}: {v}" for k, v in refused.items())
         )
-    _reporter(progress, "", len(candidates), len(candidates))(0, None)
+    _reporter(progress, "", len(candidates), len(candidates))(ProgressReport(0))
     optimum = _known_optimum([mechanism.factorization for _, mechanism, *_ in made])
     entries = []
     try:
@@ -275,12 +272,10 @@ def compare(
 # ---- inside ------------------------------------------------------------------------------------------------
 
 
-def _reporter(
-    progress: Progress | None, label: str, done: int, total: int
-) -> Callable[[int, float | None], None]:
-    def report(iteration: int, gap: float | None) -> None:
+def _reporter(progress: Progress | None, label: str, done: int, total: int) -> Progress:
+    def report(search: ProgressReport) -> None:
         if progress is not None:
-            progress(label, done, total, gap)
+            progress(ProgressReport(done, total, search.gap, label))
 
     return report
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from antiphase import __version__, data
 from antiphase._util import files
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase.reporting import charts, page
 from antiphase.torch.training import Outcome, Recipe, train
 
@@ -31,8 +31,6 @@ MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {  # label: name, options
     "damped, ρ = 0.99": ("damped", {"rho": 0.99, "final_weight": 15.0}),  # √ of 230 steps
 }
 ALONE = "no privacy"
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +92,8 @@ def run(trials: int, progress: Progress | None = None) -> Result:
         for seed in range(trials):
             for label, epsilon in points:
                 if progress is not None:
-                    progress(
-                        done,
-                        trials * len(points),
-                        f"{label}{'' if epsilon is None else f', ε = {epsilon:g}'}",
-                    )
+                    task = label if epsilon is None else f"{label}, ε = {epsilon:g}"
+                    progress(ProgressReport(done, trials * len(points), task=task))
                 name, options = MECHANISMS.get(label, ("none", {}))
                 rate = RATES[epsilon or EPSILONS[-1]]
                 recipe = Recipe(
@@ -113,7 +108,7 @@ def run(trials: int, progress: Progress | None = None) -> Result:
             raise
         return Result(outcomes, stopped=True)
     if progress is not None:
-        progress(done, done, "")
+        progress(ProgressReport(done, done))
     return Result(outcomes)
 
 

@@ -50,8 +50,8 @@ def design(
     """The factorization called ``name``, for ``steps`` steps of SGD, or for ``workload``.
 
     ``epochs`` says how often each record takes part, in a fixed order; ``participation`` says it in full.
-    ``progress`` is called with (iteration, gap) while a search runs, and may return True to stop a search for several
-    epochs where it is: the gap is then what it is, and still certified. Names and their options:
+    ``progress`` is called with a `ProgressReport` (``done`` iterations, ``gap``) while a search runs. For several
+    epochs it may return True to stop the search; the gap reached so far is still certified. Names and their options:
 
     - ``dp-sgd``, ``anti-pgd``, ``chess``, ``fourier``
     - ``tree``: ``estimator="full" | "online" | "plain"``, ``sensitivity="square" | "nodes"``

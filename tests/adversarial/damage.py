@@ -143,8 +143,8 @@ def training_folder(folder):
         epochs=2, batch_size=20, learning_rate=0.5, epsilon=8.0, delta=1e-5, mechanism="dp-mf"
     )
 
-    def stop(step, *_):
-        if step == 4:
+    def stop(report):
+        if report.done == 4:
             raise EOFError
 
     with suppress(EOFError):

@@ -193,8 +193,8 @@ def test_thresholds_are_fixed_before_the_trials_that_count():
 
 
 def test_ctrl_c_ends_an_audit_with_what_it_has():
-    def interrupt(done, total):
-        if done == 60:
+    def interrupt(report):
+        if report.done == 60:
             os.kill(os.getpid(), signal.SIGINT)
 
     found = audit(normal(3.0)[0], CLAIM, trials=400, thresholds=1.5, progress=interrupt)

@@ -36,9 +36,9 @@ def test_a_mirror_delivers_once(mirror, kept):
     """The files are verified and kept unpacked; a second call asks nobody."""
     seen = []
     known = site.known(mirror.url)
-    assert obtain(known, progress=lambda *step: seen.append(step)) == site.contents()
+    assert obtain(known, progress=seen.append) == site.contents()
     assert left(kept) == sorted(site.contents())
-    assert seen[-1][1] == seen[-1][2] == len(mirror.files["t10k-labels-idx1-ubyte.gz"])
+    assert seen[-1].done == seen[-1].total == len(mirror.files["t10k-labels-idx1-ubyte.gz"])
     asked = len(mirror.requests)
     assert obtain(known) == site.contents()
     assert len(mirror.requests) == asked == 4
@@ -84,8 +84,8 @@ def test_what_broke_off_is_kept_and_the_next_call_goes_on(mirror, kept, monkeypa
 def test_ctrl_c_keeps_what_came_so_far(mirror, kept, monkeypatch):
     monkeypatch.setattr(transfer, "BLOCK", 1000)
 
-    def press(what, done, total):
-        if done > 5000:
+    def press(report):
+        if report.done > 5000:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -154,7 +154,7 @@ def test_a_bomb_is_not_unpacked(mirror, kept):
 def test_a_body_without_end_is_cut(mirror, kept, monkeypatch):
     monkeypatch.setattr("antiphase.data.unpack.SLACK", 0)
     mirror.files[IMAGES], seen = bytes(1 << 20), []
-    message = failure(site.known(mirror.url), progress=lambda what, done, total: seen.append(done))
+    message = failure(site.known(mirror.url), progress=lambda report: seen.append(report.done))
     assert "which is more than there are" in message
     assert seen[-1] <= sum(map(len, site.contents().values()))
     assert left(kept) == []

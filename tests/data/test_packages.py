@@ -95,7 +95,7 @@ def npm(tools, tmp_path, members=None):
 
 def test_npm_delivers_where_no_mirror_does(tools, tmp_path, kept):
     seen = []
-    assert obtain(npm(tools, tmp_path), progress=lambda *step: seen.append(step)) == site.contents()
+    assert obtain(npm(tools, tmp_path), progress=seen.append) == site.contents()
     assert left(kept) == sorted(site.contents())
 
 

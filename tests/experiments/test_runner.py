@@ -34,7 +34,7 @@ def test_in_parallel_and_one_by_one_are_the_same(tmp_path):
             toy.study(cells),
             tmp_path / str(jobs),
             jobs=jobs,
-            progress=lambda *now: seen.append(now),
+            progress=seen.append,
         )
         for jobs in (1, 2)
     )
@@ -48,8 +48,8 @@ def test_in_parallel_and_one_by_one_are_the_same(tmp_path):
         assert {"antiphase", "python", "numpy"} <= record["versions"].keys()
         assert record["seconds"].keys() == {"compute", "wall"}
     assert [c["result"] for c in one["cells"]] == [c["result"] for c in several["cells"]]
-    assert seen[0] == (0, 5, "")
-    assert sorted(done for done, _, _ in seen) == sorted([*range(6), *range(6)])
+    assert (seen[0].done, seen[0].total, seen[0].task) == (0, 5, "")
+    assert sorted(report.done for report in seen) == sorted([*range(6), *range(6)])
     assert runner.read(toy.study(cells), tmp_path / "1") == one
 
 

@@ -123,7 +123,7 @@ def test_progress_may_stop_it():
         steps=32,
         epochs=4,
         buffers=2,
-        progress=lambda i, fell: seen.append(fell) or len(seen) == 3,
+        progress=lambda report: seen.append(report.gap) or len(seen) == 3,
     )
     assert len(seen) == 3
     assert f.sensitivity == pytest.approx(1.0, abs=1e-12)

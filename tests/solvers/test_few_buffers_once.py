@@ -94,7 +94,7 @@ def test_what_is_good_enough_is_left_alone():
 def test_it_can_be_stopped_and_is_a_stream_all_the_same():
     seen = []
     f = cut(ap.Workload.sgd(T), Average(), ap.once(), 2)
-    found = fitted.fitted(f, 2, progress=lambda i, fell: seen.append(fell) or len(seen) == 2)
+    found = fitted.fitted(f, 2, progress=lambda report: seen.append(report.gap) or len(seen) == 2)
     assert len(seen) == 2
     assert found.error < f.error
     assert problem_of(found.workload, found.objective).size == T

@@ -44,8 +44,8 @@ class Stop(Exception):
 
 
 def stopping(at, error=Stop):
-    def progress(step, steps, latest):
-        if step == at:
+    def progress(report):
+        if report.done == at:
             raise error
 
     return progress
@@ -94,14 +94,14 @@ def test_an_outcome_tells_what_was_promised_and_reached():
         RECIPE,
         DIGITS,
         evaluate=5,
-        progress=lambda step, steps, latest: seen.append((step, steps, latest)),
+        progress=seen.append,
     )
     assert made.steps == 20
     assert [step for step, _, _ in made.curve] == [5, 10, 15, 20]
     assert made.curve[-1][1:] == (made.accuracy, made.loss)
-    assert [s[:2] for s in seen] == [(t, 20) for t in range(1, 21)]
-    assert seen[3][2] == {}
-    assert seen[-1][2] == {"accuracy": made.accuracy, "loss": made.loss}
+    assert [(report.done, report.total) for report in seen] == [(t, 20) for t in range(1, 21)]
+    assert seen[3].metrics == {}
+    assert seen[-1].metrics == {"accuracy": made.accuracy, "loss": made.loss}
     assert made.finite
     assert made.epsilon <= 8.0
     assert made.statement.released_rows == 20
@@ -339,8 +339,8 @@ def test_what_describes_a_run_is_refused_if_damaged_and_nothing_is_lost(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("raised", [True, False], ids=["raised", "signal"])
 def test_ctrl_c_saves_where_it_stands(tmp_path, raised):
-    def press(step, steps, latest):
-        if step == 5 and not raised:
+    def press(report):
+        if report.done == 5 and not raised:
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
@@ -352,7 +352,7 @@ def test_ctrl_c_saves_where_it_stands(tmp_path, raised):
     assert signal.getsignal(signal.SIGINT) is before
     steps = []
     again = train(
-        RECIPE, DIGITS, resume=True, progress=lambda step, *_: steps.append(step), **options
+        RECIPE, DIGITS, resume=True, progress=lambda report: steps.append(report.done), **options
     )
     assert steps == list(range(6, 21))
     assert same(again, train(RECIPE, DIGITS, insecure_noise=2))

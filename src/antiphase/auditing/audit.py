@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
 from antiphase._util.interrupts import first_ctrl_c
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase.accounting.gaussian import checked_delta
 from antiphase.mechanism import Mechanism
 from antiphase.noise import Key
@@ -54,7 +55,6 @@ CANNOT = (
 )
 
 Scores = Callable[[bool, int], Any]  # (is the canary there?, how many trials) → one score for each
-Progress = Callable[[int, int], None]
 
 
 # ---- claims --------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def audit(
                 made[there].append(_checked(scores(there, count), count))
             done += count
             if progress is not None:
-                progress(done, trials)
+                progress(ProgressReport(done, trials))
             if pressed():
                 break
     return _judged(claim, confidence, thresholds, *(np.concatenate(part) for part in made))

@@ -87,7 +87,7 @@ def audit(
                 scores,
                 claim,
                 trials=trials,
-                progress=lambda done, _: progress.update(task, completed=2 * done),
+                progress=lambda now: progress.update(task, completed=2 * now.done),
                 **options,
             )
             if found.trials < trials:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from antiphase._util.progress import ProgressReport
 from antiphase.cli import console
 from antiphase.cli.console import (
     Adjacency,
@@ -207,14 +208,15 @@ def _reporter(progress: Any, tolerance: float) -> Any:
     task = progress.add_task("designing", total=1.0, gap="")
     searches: dict[str, console.Closing] = {}
 
-    def report(what: str, done: int, total: int, gap: float | None) -> None:
-        search = searches.setdefault(what, console.Closing(tolerance))
+    def report(now: ProgressReport) -> None:
+        gap = now.gap
+        search = searches.setdefault(now.task, console.Closing(tolerance))
         share = 0.0 if gap is None else search.share(gap)
-        label = f"designing {what}" if what else "measuring"
+        label = f"designing {now.task}" if now.task else "measuring"
         progress.update(
             task,
             description=label,
-            completed=(done + share) / total,
+            completed=(now.done + share) / (now.total or 1),
             gap="" if gap is None else f"gap {gap:.0e}",
         )
 

@@ -18,17 +18,10 @@ from typing import Annotated, Any, NoReturn
 
 import click
 import typer
+from rich import progress as rich_progress
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from antiphase.design import names
@@ -288,16 +281,16 @@ def size(count: float) -> str:
 
 
 @contextmanager
-def bar(quiet: bool, *extra: str) -> Iterator[Progress]:
+def bar(quiet: bool, *extra: str) -> Iterator[rich_progress.Progress]:
     """A progress bar on standard error, with an estimate; nothing if ``quiet`` or where nobody looks."""
     shown = [
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        *(TextColumn(e) for e in extra),
+        rich_progress.SpinnerColumn(),
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        *(rich_progress.TextColumn(e) for e in extra),
     ]
-    with Progress(
-        *shown, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+    with rich_progress.Progress(
+        *shown, rich_progress.TimeElapsedColumn(), rich_progress.TextColumn("left"), rich_progress.TimeRemainingColumn(),
         console=err, transient=True, disable=quiet or not err.is_terminal,
     ) as progress:  # fmt: skip
         yield progress

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from antiphase._util.progress import ProgressReport
 from antiphase.cli import console
 from antiphase.cli.console import Json, Quiet, out
 
@@ -28,8 +29,8 @@ def demo(
     with console.bar(quiet or as_json, "{task.fields[what]}") as progress:
         task = progress.add_task("training", total=None, what="")
 
-        def report(done: int, total: int, what: str) -> None:
-            progress.update(task, completed=done, total=total, what=what)
+        def report(now: ProgressReport) -> None:
+            progress.update(task, completed=now.done, total=now.total, what=now.task)
 
         found = study.run(trials, report)
     paths = study.write(output, found)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from antiphase._util.interrupts import first_ctrl_c
+from antiphase._util.progress import ProgressReport
 from antiphase.cli import console
 from antiphase.cli.console import (
     MECHANISMS,
@@ -143,8 +144,9 @@ def design(
     with console.bar(quiet or as_json, "{task.fields[gap]}") as progress, first_ctrl_c() as stopped:
         task = progress.add_task(f"designing {name}", total=1.0, gap="")
 
-        def report(iteration: int, gap: float) -> bool:
-            progress.update(task, completed=closing.share(gap), gap=f"gap {gap:.0e}")
+        def report(now: ProgressReport) -> bool:
+            if now.gap is not None:
+                progress.update(task, completed=closing.share(now.gap), gap=f"gap {now.gap:.0e}")
             return stopped()
 
         f = ap.design(name, workload=workload, participation=who, progress=report, **options)
@@ -224,7 +226,7 @@ def _for_cyclic(
         task = progress.add_task(f"designing {name}", total=None)
         found = ap.best_bands(
             name, workload=workload, **promise,
-            progress=lambda t: progress.update(task, description=f"designing {name}: tried {t.bands} bands"),
+            progress=lambda now: progress.update(task, description=f"designing {name}: tried {now.task}"),
         )  # fmt: skip
     return found.mechanism, found.tried
 

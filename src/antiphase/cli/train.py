@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from antiphase._util.progress import ProgressReport
 from antiphase.cli import console
 from antiphase.cli.console import (
     MECHANISMS,
@@ -206,10 +207,10 @@ def load(name: str, folder: Path | None, quiet: bool) -> Any:
     with console.bar(quiet) as progress:
         tasks: dict[str, Any] = {}
 
-        def report(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)
+        def report(now: ProgressReport) -> None:
+            if now.task not in tasks:
+                tasks[now.task] = progress.add_task(now.task, total=now.total)
+            progress.update(tasks[now.task], completed=now.done, total=now.total)
 
         return data.load(name, folder=folder, progress=report)
 
@@ -227,10 +228,10 @@ def _trials(
         task = progress.add_task(f"training, {recipe.mechanism}", total=None, accuracy="")
 
         def reporter(trial: int) -> Callable[..., None]:
-            def report(step: int, steps: int, latest: Any) -> None:
-                shown = f"accuracy {latest['accuracy']:.1%}" if latest else ""
+            def report(now: ProgressReport) -> None:
+                shown = f"accuracy {now.metrics['accuracy']:.1%}" if now.metrics else ""
                 progress.update(
-                    task, completed=trial * steps + step, total=trials * steps, accuracy=shown
+                    task, completed=trial * steps + now.done, total=trials * steps, accuracy=shown
                 )
 
             return report

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from antiphase._util import checks as check
-from antiphase.data.dataset import Dataset, Progress, Split, divided
+from antiphase._util.progress import Progress
+from antiphase.data.dataset import Dataset, Split, divided
 from antiphase.data.images import from_folder
 from antiphase.data.obtain import obtain
 from antiphase.data.own import from_csv, from_npz
@@ -23,7 +24,7 @@ from antiphase.data.sources import CATALOGUE, DIGITS
 from antiphase.data.texts import Texts, load_texts
 from antiphase.errors import DataError
 
-__all__ = ["STATISTICS", "Dataset", "Progress", "Split", "Texts", "load", "load_texts", "names"]
+__all__ = ["STATISTICS", "Dataset", "Split", "Texts", "load", "load_texts", "names"]
 
 # Published mean and standard deviation of the training inputs, one for each channel: constants, so using them costs no
 # privacy.
@@ -45,7 +46,7 @@ def load(
     """A data set: one of `names`, or a path to an ``.npz``, a ``.csv`` or a folder of images of the user's own.
 
     ``digits`` come with scikit-learn. The others are looked for in ``folder`` if it is given, and nowhere else; or in
-    ``ANTIPHASE_DATA``, the cache, the mirrors, and a package, in this order. ``progress(what, done, total)`` is called
+    ``ANTIPHASE_DATA``, the cache, the mirrors, and a package, in this order. ``progress`` is called
     while bytes come in.
 
     Guarantee: data with a name have the hashes of the originals; nothing that is read is executed (no pickles); inputs

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-
-# What is being brought, bytes so far, bytes in all (None where nobody said).
-Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from antiphase._util import files
+from antiphase._util.progress import Progress
 from antiphase.data import packages, store, transfer, unpack
-from antiphase.data.dataset import Progress
 from antiphase.data.sources import Contents, Files
 from antiphase.data.unpack import MissedError
 from antiphase.errors import DataError

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from antiphase.data.dataset import Progress
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase.data.sources import Contents, Files, Package
 from antiphase.data.unpack import SLACK, MissedError, checked, largest, members
 
@@ -185,7 +185,7 @@ def _watched(
             if time.monotonic() - since > STALL:
                 raise MissedError(f"no byte came for {STALL:g} seconds") from None
             if progress:
-                progress(package.name, min(size, package.size), package.size)
+                progress(ProgressReport(min(size, package.size), package.size, task=package.name))
 
 
 def _weight(folder: Path) -> int:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from antiphase._util import checks as check
-from antiphase.data.dataset import Progress, split_of
+from antiphase._util.progress import Progress
+from antiphase.data.dataset import split_of
 from antiphase.data.obtain import obtain
 from antiphase.data.own import MOST_PACKED, SLACK
 from antiphase.data.plays import FILE

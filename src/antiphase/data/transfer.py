@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from antiphase.data.dataset import Progress
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase.data.unpack import MissedError
 
 PATIENCE = 20.0  # seconds without a byte, after which a server counts as gone
@@ -60,7 +60,9 @@ def _go_on(url: str, part: Path, limit: int, progress: Progress | None) -> None:
                     break
                 file.write(block)
                 if progress:
-                    progress(urlsplit(url).path.rpartition("/")[2], done, total)
+                    progress(
+                        ProgressReport(done, total, task=urlsplit(url).path.rpartition("/")[2])
+                    )
     if done > limit:
         part.unlink()
         raise MissedError(f"it sent more than {limit} bytes, which is more than there are")

@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 
 from antiphase._util.checks import Array
-from antiphase._util.progress import Progress
+from antiphase._util.progress import Progress, ProgressReport
 
 MEMORY = 20  # how many earlier steps the descent looks at
 SETTLED = 1e-7  # a relative fall of the error in one step that is not worth another
@@ -41,7 +41,7 @@ def descend(
         nonlocal done, before
         done += 1
         fell, before = before - intermediate_result.fun, intermediate_result.fun
-        if progress is not None and progress(done, min(fell, 1.0)):
+        if progress is not None and progress(ProgressReport(done, gap=min(fell, 1.0))):
             raise StopIteration
 
     options = {

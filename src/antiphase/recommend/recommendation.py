@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from antiphase._util import checks as check
-from antiphase.comparison import Candidate, Comparison, Entry, Progress, Setting, compare
+from antiphase._util.progress import Progress, ProgressReport
+from antiphase.comparison import Candidate, Comparison, Entry, Setting, compare
 from antiphase.objective import Damped, Objective, Restarts
 from antiphase.participation import Epochs
 from antiphase.recommend.quadratic_ranking import DOUBT, JUDGES, Judge, Trial, score, search
@@ -207,7 +208,7 @@ def _by_expectation(
     def report(label: str) -> None:
         began.append(label)
         if progress is not None:  # how many there will be is not known; each brings it nearer
-            progress(label, len(began), 2 * len(began) + 8, None)
+            progress(ProgressReport(len(began), 2 * len(began) + 8, task=label))
 
     trials, refused = search(setting, judge, tolerance, report)
     by_label = {trial.candidate.label: trial for trial in trials}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphase._util import cache, files
-from antiphase._util.progress import Progress
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase._util.values import digest
 from antiphase.factorizations.base import MALFORMED, Factorization, restore
 
@@ -36,9 +36,9 @@ def remembered(
     began = time.perf_counter()
     stopped = False
 
-    def watched(iteration: int, gap: float) -> bool:
+    def watched(report: ProgressReport) -> bool:
         nonlocal stopped
-        stopped = bool(progress and progress(iteration, gap)) or stopped
+        stopped = bool(progress and progress(report)) or stopped
         return stopped
 
     found = make(watched)

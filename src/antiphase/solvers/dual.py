@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from antiphase._util.checks import Array
-from antiphase._util.progress import Progress
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase.participation import Indices
 
 MEMORY = 10  # how many earlier steps the extrapolation looks at
@@ -103,7 +103,7 @@ def climb(
         point = rise
         bounds.append(point.bound)
         best = min(best, point, key=lambda p: p.gap)
-        if progress and progress(len(bounds) - 1, best.gap):
+        if progress and progress(ProgressReport(len(bounds) - 1, gap=best.gap)):
             return Climbed(best, max(bounds), bounds, stopped=True)
     return Climbed(best, max(bounds), bounds)
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from antiphase._util.checks import Array
-from antiphase._util.progress import Progress
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase.factorizations.base import Factorization
 from antiphase.objective import Average, Maximum, Objective
 from antiphase.solvers.single_participation import MEMORY, _extrapolated
@@ -47,7 +47,9 @@ def levelled_optimum(
     history: list[tuple[Array, Array]] = []
     for iteration in range(1, MOST_ITERATIONS + 1):
         gap = best[0] / bound - 1
-        if (progress is not None and progress(iteration, gap)) or gap <= tolerance:
+        if (
+            progress is not None and progress(ProgressReport(iteration, gap=gap))
+        ) or gap <= tolerance:
             break
         w = np.exp(log_w)
         residual = 2 * np.log(noise / (w @ noise / w.sum()))

@@ -19,7 +19,7 @@ import scipy
 from numpy.typing import NDArray
 
 from antiphase._util.checks import Array
-from antiphase._util.progress import Progress
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.problem import Problem
 from antiphase.workload import _apply_bands, _solve_bands
@@ -85,7 +85,7 @@ def maximise(
         mean = (v @ x) / v.sum()
         spread = float(v @ np.square(x / mean - 1) / v.sum())  # the gap is of this order
         if progress:
-            progress(done, spread)
+            progress(ProgressReport(done, gap=spread))
         if spread <= tolerance / 10:
             break
         done += 1

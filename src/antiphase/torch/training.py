@@ -10,7 +10,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from torch.utils.data import Dataset as TorchDataset
 from antiphase._util import checks as check
 from antiphase._util import files
 from antiphase._util.interrupts import first_ctrl_c
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase.data import Dataset
 from antiphase.design import design, names
 from antiphase.errors import StateError
@@ -41,7 +42,6 @@ from antiphase.torch.privacy_engine import PrivacyEngine
 from antiphase.workload import SCHEDULES
 
 Tensor = torch.Tensor
-Progress = Callable[[int, int, Mapping[str, float]], None]
 
 CHECKPOINTS = 10  # a run, at least
 SMALL = (
@@ -193,7 +193,7 @@ def train(
     ``seed``, for studies, and the statement says so. The global generators are left as they were.
 
     The test set is looked at every ``evaluate`` steps and at the end, the training data only by its noisy gradients.
-    ``progress`` is called after every step with (step, steps, the newest accuracy and loss).
+    ``progress`` is called after every step; its report holds the newest accuracy and loss as ``metrics``.
 
     In the folder ``checkpoint`` the run keeps its key, its state (at least every epoch, and on Ctrl-C), and at the end
     ``model.safetensors``. ``resume`` goes on with the run that is there, if it is this one, and ends with the same
@@ -230,7 +230,7 @@ def train(
                     run.save()
                 try:
                     if progress is not None:
-                        progress(run.done, run.steps, run.latest())
+                        progress(ProgressReport(run.done, run.steps, metrics=run.latest()))
                     if interrupted():
                         raise KeyboardInterrupt
                 except KeyboardInterrupt:
