@@ -99,7 +99,7 @@ class Restarts(Objective):
         check.choice("anchor", self.anchor, ("start", "end"))
 
     def blocks(self, steps: int) -> list[tuple[int, int, Array]]:
-        """``(start, stop, weights)`` of each stretch between restarts, as 0-based half-open ranges of rows."""
+        """``(start, stop, weights)`` of each segment between restarts, as 0-based half-open ranges of rows."""
         inner = self.tau**-0.5 if self.weight is None else self.weight
         short = steps % self.tau
         starts = list(range(0, steps, self.tau))

@@ -10,7 +10,7 @@ import pytest
 from scipy.linalg import solve_triangular
 
 import antiphase as ap
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.streaming import Streaming
 from tests import reference
 from tests.acceptance.test_02_foundations import other_workloads
 from tests.noise.test_stream import RUN, normals
@@ -28,7 +28,7 @@ def timed(*arguments, **options):
 
 def exact(name, value, **options):
     f = ap.design(name, buffers="exact", **options)
-    assert isinstance(f, Streamed)
+    assert isinstance(f, Streaming)
     return abs(f.error / value - 1), f.gap
 
 
@@ -189,16 +189,16 @@ def test_a_stream_of_a_million_rows(shown):
     """End to end, 1,000 coordinates; the first and last hundred rows against float64 from the same normals."""
     d, steps = 1000, 1_000_000
     m = ap.calibrate(ap.design("dp-mf", steps=steps), noise_multiplier=1.0)
-    (stretch,) = m.factorization.distinct
+    (segment,) = m.factorization.distinct
     stream = m.noise(d, key=ap.Key.insecure(1), run=RUN)
-    S = np.zeros((stretch.r.shape[1], d))
+    S = np.zeros((segment.r.shape[1], d))
     worst, began = 0.0, time.perf_counter()
     for t in range(steps):
         row = stream.next()
         z = m.noise_scale * normals(stream, t)[:d]
-        y = (z - stretch.r[t, :, 0] @ S) / stretch.delta[t]
+        y = (z - segment.r[t, :, 0] @ S) / segment.delta[t]
         if t + 1 < steps:
-            S = stretch.move[t + 1] * S + np.outer(stretch.g[t, :, 0], y)
+            S = segment.move[t + 1] * S + np.outer(segment.g[t, :, 0], y)
         if t < 100 or t >= steps - 100:
             worst = max(worst, float(np.abs(row - y).max()))
     took = time.perf_counter() - began

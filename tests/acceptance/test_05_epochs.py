@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.factorizations.block_diagonal import Blocks
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.block_diagonal import BlockDiagonal
+from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Average, Damped, Restarts
 from antiphase.problem import problem_of
 from antiphase.solvers import dual
@@ -236,4 +236,4 @@ def test_restarts_for_every_tau(shown):
         f"dp-mf+, {steps} steps, {k} epochs, every τ", f"{worst:.1e} from the dense path", "≤ 1e-8"
     )
     assert worst <= 1e-8
-    assert {Streamed, Blocks} < forms
+    assert {Streaming, BlockDiagonal} < forms

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Average, Damped, Restarts
 from antiphase.sensitivity import sensitivity
 from tests import brute
@@ -129,7 +129,7 @@ def test_conformance(designed, name, options, workload, participation, tmp_path)
         idle_in_epochs = workload.idle.any() and not isinstance(
             participation, ap.participation.Once
         )
-        few_buffers = isinstance(f, Streamed) and options.get("buffers") != "exact"
+        few_buffers = isinstance(f, Streaming) and options.get("buffers") != "exact"
         few = 1.0 if options.get("buffers") == 2 else 1e-3  # one node of two vectors, with momentum
         assert f.gap <= (few if idle_in_epochs or few_buffers else 1e-8)
         assert f.sensitivity == pytest.approx(1.0, abs=1e-12)

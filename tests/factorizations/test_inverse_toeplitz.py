@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.factorizations.block_diagonal import Blocks
+from antiphase.factorizations.block_diagonal import BlockDiagonal
 from antiphase.factorizations.inverse_toeplitz import InverseToeplitz
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Average, Damped
 from antiphase.solvers.closed_form import inverse_root_coefficients
 
@@ -63,8 +63,8 @@ def test_restarts_with_every_epoch():
     blocks = ap.design(
         "epoch-restarts", workload=ap.Workload.from_matrix(np.tril(np.ones((48, 48)))), epochs=4
     )
-    assert isinstance(stream, Streamed)
-    assert isinstance(blocks, Blocks)
+    assert isinstance(stream, Streaming)
+    assert isinstance(blocks, BlockDiagonal)
     assert stream.restarts() == blocks.restarts() == [0, 12, 24, 36]
     assert stream.error == pytest.approx(blocks.error, rel=2e-3)
     assert stream.sensitivity == pytest.approx(1.0, abs=1e-9)

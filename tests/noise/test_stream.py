@@ -14,7 +14,7 @@ import antiphase as ap
 from antiphase.factorizations.blt import Blt
 from antiphase.factorizations.dense import Dense
 from antiphase.factorizations.inverse_toeplitz import InverseToeplitz
-from antiphase.factorizations.streaming import Streamed, Stretch
+from antiphase.factorizations.streaming import Segment, Streaming
 from antiphase.factorizations.tree import Tree, full_estimator_stream
 from antiphase.noise import generators
 from antiphase.noise import stream as module
@@ -60,12 +60,12 @@ def diagonals(count):
     return Dense("banded", ap.Workload.sgd(T), Average(), ap.once(), C)
 
 
-def two_stretches():
+def two_segments():
     """Whose last step feeds the buffers, too: what is there must not be carried over."""
     rng, shape = np.random.default_rng(5), (T // 2, 2, 1)
     r, g, move = (rng.uniform(0.2, 0.6, size=shape) for _ in range(3))
-    stretch = Stretch(T // 2, np.arange(T // 2), rng.uniform(0.5, 1.0, size=T // 2), r, g, move)
-    return Streamed("dp-mf", ap.Workload.sgd(T), Average(), ap.once(), (stretch,), (0, 0))
+    segment = Segment(T // 2, np.arange(T // 2), rng.uniform(0.5, 1.0, size=T // 2), r, g, move)
+    return Streaming("dp-mf", ap.Workload.sgd(T), Average(), ap.once(), (segment,), (0, 0))
 
 
 ENGINES = {  # name: (factorization, the engine it must get, diagonals up to which a ring is used)
@@ -82,7 +82,7 @@ ENGINES = {  # name: (factorization, the engine it must get, diagonals up to whi
     "buffers": (lambda: ap.design("dp-mf", steps=T), States, 64),
     "buffers, exact": (lambda: ap.design("dp-mf", steps=T, buffers="exact"), States, 64),
     "buffers, restarts": (lambda: ap.design("dp-mf+", steps=T, tau=5), States, 64),
-    "buffers, two stretches": (two_stretches, States, 64),
+    "buffers, two segments": (two_segments, States, 64),
     "buffers, momentum": (lambda: exactly(ap.Workload.sgd(T, momentum=0.9)), States, 64),
     "buffers, momentum and average": (lambda: exactly(AVERAGED), States, 64),
     "buffers, nesterov and idle steps": (lambda: exactly(NESTEROV), States, 64),
@@ -466,7 +466,7 @@ def solved(f, Z):
         f = full_estimator_stream(f)
     if isinstance(f, Blt):
         f = f.stream
-    if isinstance(f, Streamed):
+    if isinstance(f, Streaming):
         return recurrence(f, Z)
     if isinstance(f, InverseToeplitz):
         return lfilter(f.inverse, [1.0], Z, axis=0)
@@ -482,16 +482,16 @@ def solved(f, Z):
 def recurrence(f, Z):
     Y, S = np.empty_like(Z), None
     for t, z in enumerate(Z):
-        stretch, place = f.stretch_at(t)
+        segment, place = f.segment_at(t)
         if place == 0:
-            S, i = np.zeros((*stretch.r.shape[1:], len(z))), 0
-        assert stretch.live[i] == place, "no idle steps here"
-        y = Y[t] = (z - np.tensordot(stretch.r[i], S, 2)) / stretch.delta[i]
-        if (i := i + 1) < len(stretch.live):
-            first = (stretch.move[i][:, :, None] * S).sum(axis=1)
+            S, i = np.zeros((*segment.r.shape[1:], len(z))), 0
+        assert segment.live[i] == place, "no idle steps here"
+        y = Y[t] = (z - np.tensordot(segment.r[i], S, 2)) / segment.delta[i]
+        if (i := i + 1) < len(segment.live):
+            first = (segment.move[i][:, :, None] * S).sum(axis=1)
             S = (
                 np.concatenate([first[:, None], S[:, :-1]], axis=1)
-                + stretch.g[i - 1][:, :, None] * y
+                + segment.g[i - 1][:, :, None] * y
             )
     return Y
 

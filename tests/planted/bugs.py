@@ -67,9 +67,9 @@ BUGS = [
         "noise/generators.py", "range(1, min(self._past, step) + 1)", "range(1, 1)",
         STREAM + "test_the_noise_is_that_of_the_mechanism[ring]"),
     Bug(3, "coefficients of a stream in float32", "streams in float32: after thousands of steps another noise",
-        "noise/generators.py", "self._coefficients = stretch.r[row], stretch.g[row], after, float(stretch.delta[row])",
-        "self._coefficients = (*(np.float64(np.float32(c)) for c in (stretch.r[row], stretch.g[row], after)), "
-        "float(stretch.delta[row]))", STREAM + "test_float32_rows_do_not_drift[dp-mf, averages]"),
+        "noise/generators.py", "self._coefficients = segment.r[row], segment.g[row], after, float(segment.delta[row])",
+        "self._coefficients = (*(np.float64(np.float32(c)) for c in (segment.r[row], segment.g[row], after)), "
+        "float(segment.delta[row]))", STREAM + "test_float32_rows_do_not_drift[dp-mf, averages]"),
     Bug(3, "a state in float32 of which small differences count", "",
         "noise/generators.py", "return np.float32 if longest == 1 else np.float64", "return np.float32",
         STREAM + "test_float32_rows_do_not_drift[dp-mf, averages]"),

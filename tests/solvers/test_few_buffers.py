@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.factorizations.streaming import Streamed, Stretch
+from antiphase.factorizations.streaming import Segment, Streaming
 from antiphase.linalg import adjoints
 from antiphase.objective import Average, Restarts
 from antiphase.sensitivity import DenseColumns, sensitivity
@@ -32,7 +32,7 @@ def test_the_error_is_that_of_the_matrices_and_its_gradient_is_right(workload):
     search, x, squares = random_search(workload)
     delta, g, rho = search.scaled(x)
     shape = (T, M, 1)
-    C = Stretch(
+    C = Segment(
         T, np.arange(T), delta, np.ones(shape), g.reshape(shape), rho.reshape(shape)
     ).dense()
     value, slope = search.loss(x)
@@ -54,14 +54,14 @@ def test_columns_an_epoch_apart_share_no_row():
         for buffers in range(1, window + 1):
             kept, fed = _emptied(T, window, buffers)
             shape = (*kept.shape, 1)
-            stretch = Stretch(
+            segment = Segment(
                 T, np.arange(T), np.ones(T), np.ones(shape), fed.reshape(shape), kept.reshape(shape)
             )
-            C = stretch.dense()
+            C = segment.dense()
             below = np.arange(T)[:, None] - np.arange(T)
-            assert stretch.reach == below[C != 0].max() + 1 <= window
+            assert segment.reach == below[C != 0].max() + 1 <= window
             if window > 1:
-                longer = Stretch(
+                longer = Segment(
                     T, np.arange(T), np.ones(T), np.ones(shape), np.ones(shape), kept.reshape(shape)
                 )
                 assert longer.reach == below[longer.dense() != 0].max() + 1 > window
@@ -74,8 +74,8 @@ def test_products_of_a_streams_columns_are_those_of_the_matrix(rows):
     live = np.array([0, 1, 2, 4, 5, 6, 7, 8, 10])
     r, g, move = rng.normal(size=(3, len(live), 3, 1))
     move[3, 1], move[6, 0], g[2, 1] = 0.0, 0.0, 0.0
-    stretch = Stretch(11, live, rng.random(len(live)) + 3, r, g, move)
-    f = Streamed("s", ap.Workload.sgd(22), Average(), ap.once(), (stretch,), (0, 0))
+    segment = Segment(11, live, rng.random(len(live)) + 3, r, g, move)
+    f = Streaming("s", ap.Workload.sgd(22), Average(), ap.once(), (segment,), (0, 0))
     steps = 22 if rows is None else rows
     dense, ours = DenseColumns(f.encoder()[:steps, :steps]), f._columns(rows)
     np.testing.assert_allclose(
@@ -96,7 +96,7 @@ def test_few_buffers_are_good_and_more_are_better():
 
 def test_the_sensitivity_is_exact_in_any_order_with_the_separation():
     f = ap.design("dp-mf", steps=48, participation=ap.min_separation(3, 12), buffers=3)
-    assert isinstance(f, Streamed)
+    assert isinstance(f, Streaming)
     assert f.buffers == 3
     assert f.sensitivity_is_exact
     assert f.sensitivity == pytest.approx(3**0.5, rel=1e-12)
@@ -111,7 +111,7 @@ def test_schedules_momentum_and_restarts_are_designed_for():
     options = {"epochs": 4, "buffers": 3}
     made = ap.design("dp-mf", workload=workload, **options)
     plain = ap.design("dp-mf", steps=40, **options)
-    other = Streamed("s", workload, Average(), plain.participation, plain.distinct, plain.sequence)
+    other = Streaming("s", workload, Average(), plain.participation, plain.distinct, plain.sequence)
     assert made.error < 0.9 * other.error
     assert ap.design("dp-mf+", steps=40, tau=20, **options).error < plain.error_under(Restarts(20))
 

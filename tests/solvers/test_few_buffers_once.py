@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Average, Restarts
 from antiphase.problem import problem_of
 from antiphase.solvers import few_buffers as fitted
@@ -31,7 +31,7 @@ def cut(workload, objective, participation, buffers):
 @pytest.mark.parametrize("buffers", [1, 2, 3])
 def test_better_than_what_it_begins_with(workload, buffers):
     f = ap.design("dp-mf", workload=workload, buffers=buffers)
-    assert isinstance(f, Streamed)
+    assert isinstance(f, Streaming)
     assert f.buffers == buffers
     assert f.error < ap.design("blt", workload=workload, buffers=buffers).error
     if buffers > 1 or workload.momentum == 0:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Average, Maximum
 from antiphase.sensitivity import sensitivity
 from antiphase.verification import verify
@@ -50,7 +50,7 @@ def test_the_form_that_is_asked_for():
     """Better at the maximum than DP-MF, worse at the mean; a stream; saved, loaded and verified like any other."""
     f = ap.design("optimal", steps=48, objective=Maximum())
     mean = ap.design("dp-mf", steps=48)
-    assert isinstance(f, Streamed)
+    assert isinstance(f, Streaming)
     assert f.gap < 5e-3
     assert f.error < mean.error_under(Maximum())
     assert f.error_under(Average()) > mean.error

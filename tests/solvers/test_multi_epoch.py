@@ -5,8 +5,8 @@ import pytest
 from scipy.linalg import block_diag
 
 import antiphase as ap
-from antiphase.factorizations.block_diagonal import Blocks
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.block_diagonal import BlockDiagonal
+from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Average, Curvature, Damped, Restarts
 from antiphase.problem import problem_of
 from antiphase.sensitivity import DenseColumns
@@ -144,11 +144,11 @@ def test_restarts_are_a_recurrence(options, anchor):
 
 def test_restarts_in_every_epoch_stream_and_are_cut_where_the_objective_is():
     f = ap.design("dp-mf+", steps=60, epochs=4, tau=15)
-    assert isinstance(f, Streamed)
+    assert isinstance(f, Streaming)
     assert f.restarts() == [0, 15, 30, 45]
-    assert len(f.distinct) == 1, "equal stretches are kept once"
+    assert len(f.distinct) == 1, "equal segments are kept once"
     g = ap.design("dp-mf+", steps=60, epochs=4, tau=8)
-    assert isinstance(g, Streamed)
+    assert isinstance(g, Streaming)
     for stream in (f, g):
         columns = stream._columns()
         dense = DenseColumns(stream.encoder())
@@ -163,6 +163,6 @@ def test_restarts_in_every_epoch_stream_and_are_cut_where_the_objective_is():
 
 def test_longer_stretches_are_blocks():
     f = ap.design("dp-mf+", steps=60, epochs=6, tau=25)
-    assert isinstance(f, Blocks)
+    assert isinstance(f, BlockDiagonal)
     assert f.restarts() == [0, 25, 50]
     assert f.gap <= 1e-9

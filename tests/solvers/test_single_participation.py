@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.streaming import Streaming
 from antiphase.linalg import kernels
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.objective import Average, Curvature, Damped, Restarts
@@ -131,7 +131,7 @@ def test_few_buffers_cost_utility_never_privacy():
 
 def test_restarts_are_solved_once():
     f = ap.design("dp-mf+", steps=103, tau=10)
-    assert isinstance(f, Streamed)
+    assert isinstance(f, Streaming)
     assert len(f.distinct) == 2
     assert f.restarts()[:3] == [0, 10, 20]
     assert not np.triu(f.encoder(), 1).any()
@@ -225,7 +225,7 @@ def test_a_forged_stream_cannot_hide_its_sensitivity():
 
 def test_a_stream_is_not_changed_from_outside():
     fields = {"delta": np.ones(4)} | {name: np.ones((4, 1, 1)) for name in ("r", "g", "move")}
-    stretch = forged(**fields)
+    segment = forged(**fields)
     for name, given in fields.items():
         given[0] = 100.0
-        assert (getattr(stretch, name) == 1).all()
+        assert (getattr(segment, name) == 1).all()

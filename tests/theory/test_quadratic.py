@@ -127,9 +127,9 @@ def test_the_recurrence_agrees_with_the_dense_formula(workload, name, options):
     f = ap.design(name, workload=workload, **options)
     spectrum = np.array([0.05, 0.4, 1.5])
     scaled = workload.scaled(RATE)
-    stretches = quadratic.stretches(f)
-    assert stretches is not None
-    streamed = quadratic.streamed_variances(stretches, scaled, spectrum)
+    segments = quadratic.segments(f)
+    assert segments is not None
+    streamed = quadratic.streamed_variances(segments, scaled, spectrum)
     assert streamed == pytest.approx(
         quadratic.dense_variances(f, scaled, spectrum), rel=1e-10, abs=1e-13
     )
@@ -137,18 +137,18 @@ def test_the_recurrence_agrees_with_the_dense_formula(workload, name, options):
 
 @pytest.mark.slow
 def test_the_recurrence_agrees_with_the_dense_formula_over_many_steps():
-    """No error builds up: 700 steps, restarts and a short last stretch, curvatures next to 0."""
+    """No error builds up: 700 steps, restarts and a short last segment, curvatures next to 0."""
     spectrum = np.array([1e-6, 1e-3, 0.5, 1.9])
     workload = ap.Workload.sgd(700)
     for name, options in (("dp-mf", {"buffers": "exact"}), ("dp-mf", {}), ("dp-mf+", {"tau": 90})):
         f = ap.design(name, workload=workload, **options)
-        streamed = quadratic.streamed_variances(quadratic.stretches(f), workload, spectrum)
+        streamed = quadratic.streamed_variances(quadratic.segments(f), workload, spectrum)
         assert streamed == pytest.approx(
             quadratic.dense_variances(f, workload, spectrum), rel=1e-10
         )
     momentum = ap.Workload.sgd(700, momentum=0.9)
     f = ap.design("dp-mf", workload=momentum)
-    streamed = quadratic.streamed_variances(quadratic.stretches(f), momentum, 0.1 * spectrum)
+    streamed = quadratic.streamed_variances(quadratic.segments(f), momentum, 0.1 * spectrum)
     assert streamed == pytest.approx(
         quadratic.dense_variances(f, momentum, 0.1 * spectrum), rel=1e-10
     )

@@ -269,7 +269,7 @@ def _to_dict(f: Any, made: Any) -> dict[str, Any]:
         "steps": f.steps,
         "participation": f.participation.describe(),
         "workload": f.workload.describe(),
-        "form": type(f).__name__,
+        "form": f.form,
         "buffers": getattr(f, "buffers", None),
         "sensitivity_is_exact": f.sensitivity_is_exact,
         **_figures(f, made),
@@ -314,7 +314,7 @@ def _form(f: Any) -> str:
     buffers = getattr(f, "buffers", None)
     if buffers is not None:
         return f"a stream with {buffers} vectors of memory"
-    return f"{type(f).__name__.lower()}, {f.bands:,} diagonal{'s' * (f.bands > 1)}"
+    return f"{f.form.lower()}, {f.bands:,} diagonal{'s' * (f.bands > 1)}"
 
 
 def _draw(folder: Path, f: Any) -> list[Path]:

@@ -52,11 +52,13 @@ class Factorization(ABC):
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     bound: float | None = field(default=None, kw_only=True)
 
-    _kinds: ClassVar[dict[str, type[Factorization]]] = {}
+    form: ClassVar[str]  # the name of the class in files, which outlives its name in the code
+    _forms: ClassVar[dict[str, type[Factorization]]] = {}
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, form: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Factorization._kinds[cls.__name__] = cls
+        cls.form = form or cls.__name__
+        Factorization._forms[cls.form] = cls
 
     # ---- what a way to factor says of itself ---------------------------------------------------------------
 
@@ -205,7 +207,7 @@ class Factorization(ABC):
         """All that `restore` needs, as nested dictionaries of numbers, strings, values and arrays."""
         return {
             "what": "factorization",
-            "form": type(self).__name__,
+            "form": self.form,
             "name": self.name,
             "workload": self.workload,
             "objective": self.objective,
@@ -247,7 +249,7 @@ def restore(content: Any, source: Any) -> Factorization:
     try:
         if content.get("what") != "factorization":
             raise FileFormatError(f"{source}: holds a {content['what']!r}, not a factorization")
-        kind = Factorization._kinds[content["form"]]
+        kind = Factorization._forms[content["form"]]
         _require_backing(content["workload"])
         common: dict[str, Any] = {
             "name": str(content["name"]),

@@ -24,7 +24,7 @@ from antiphase.workload import Workload
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Blocks(Factorization):
+class BlockDiagonal(Factorization, form="Blocks"):
     """A block-diagonal encoder: ``sequence[i]`` says which of the ``distinct`` blocks is the i-th."""
 
     distinct: tuple[Array, ...]
@@ -158,7 +158,7 @@ def decouples(workload: Workload, objective: Objective) -> bool:
 
 
 def block_roots(workload: Workload, objective: Restarts) -> list[Array]:
-    """The diagonal blocks of ``Λ_τ A``: a stretch's rows, by the columns of the gradients that arrive in it.
+    """The diagonal blocks of ``Λ_τ A``: a segment's rows, by the columns of the gradients that arrive in it.
 
     With a delay ``d`` these are ``d`` earlier. The last ``d`` gradients never arrive: a block of zero columns of its
     own.

@@ -18,7 +18,7 @@ from antiphase._util import checks as check
 from antiphase._util import files
 from antiphase._util.checks import Array
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.streaming import MOST_BUFFERS, Streamed, Stretch
+from antiphase.factorizations.streaming import MOST_BUFFERS, Segment, Streaming
 from antiphase.factorizations.toeplitz import ToeplitzColumns
 from antiphase.sensitivity import Columns
 
@@ -52,15 +52,15 @@ class Blt(Factorization):
         return coefficients(self.decays, self.scales, self.steps)
 
     @cached_property
-    def stream(self) -> Streamed:
+    def stream(self) -> Streaming:
         """The same encoder as a stream: what makes the noise, and what is judged."""
         shape = (self.steps, len(self.decays), 1)
         move, r = (np.broadcast_to(values[:, None], shape) for values in (self.decays, self.scales))
-        stretch = Stretch(
+        segment = Segment(
             self.steps, np.arange(self.steps), np.ones(self.steps), r, np.ones(shape), move
         )
-        return Streamed(
-            self.name, self.workload, self.objective, self.participation, (stretch,), (0,)
+        return Streaming(
+            self.name, self.workload, self.objective, self.participation, (segment,), (0,)
         )
 
     @property

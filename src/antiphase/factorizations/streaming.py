@@ -29,8 +29,8 @@ MOST_BUFFERS = 2048
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """The coefficients of one stretch between restarts: rows for its ``live`` steps, independent noise at the
+class Segment:
+    """The coefficients of one segment between restarts: rows for its ``live`` steps, independent noise at the
     others."""
 
     size: int
@@ -73,9 +73,9 @@ class Stretch:
         if not (self.delta > 0).all():
             raise ValueError("delta is not positive: the noise cannot be made")
 
-    def cut(self, rows: int) -> Stretch:
+    def cut(self, rows: int) -> Segment:
         n = int(np.searchsorted(self.live, rows))
-        return Stretch(rows, self.live[:n], self.delta[:n], self.r[:n], self.g[:n], self.move[:n])
+        return Segment(rows, self.live[:n], self.delta[:n], self.r[:n], self.g[:n], self.move[:n])
 
     def squared_norms(self) -> Array:
         from antiphase.linalg import kernels
@@ -174,20 +174,20 @@ class Stretch:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Streamed(Factorization):
-    """An encoder of buffers: ``sequence[i]`` says which of the ``distinct`` stretches is the i-th."""
+class Streaming(Factorization, form="Streamed"):
+    """An encoder of buffers: ``sequence[i]`` says which of the ``distinct`` segments is the i-th."""
 
-    distinct: tuple[Stretch, ...]
+    distinct: tuple[Segment, ...]
     sequence: tuple[int, ...]
 
     def __post_init__(self) -> None:
         used = set(self.sequence)
         if used != set(range(len(self.distinct))):
             raise ValueError(
-                f"the sequence of a stream must use each of its {len(self.distinct)} stretches"
+                f"the sequence of a stream must use each of its {len(self.distinct)} segments"
             )
         if sum(self.distinct[i].size for i in self.sequence) != self.steps:
-            raise ValueError(f"the stretches do not add up to {self.steps} steps")
+            raise ValueError(f"the segments do not add up to {self.steps} steps")
         object.__setattr__(self, "sequence", tuple(int(i) for i in self.sequence))
 
     @property
@@ -207,8 +207,8 @@ class Streamed(Factorization):
     def bands(self) -> int:
         return max(int(s.size) for s in self.distinct)
 
-    def stretch_at(self, step: int) -> tuple[Stretch, int]:
-        """The stretch that holds ``step``, and where in it the step is."""
+    def segment_at(self, step: int) -> tuple[Segment, int]:
+        """The segment that holds ``step``, and where in it the step is."""
         b = bisect_right(self.starts, step) - 1
         return self.distinct[self.sequence[b]], step - self.starts[b]
 
@@ -230,12 +230,12 @@ class Streamed(Factorization):
     # ---- files ---------------------------------------------------------------------------------------------
 
     def _stored(self) -> dict[str, Any]:
-        stretches = {
+        segments = {
             str(i): {"size": s.size, "live": np.asarray(s.live, dtype=np.int64)}
             | {n: getattr(s, n) for n in FIELDS}
             for i, s in enumerate(self.distinct)
         }
-        return {"stretches": stretches, "sequence": np.array(self.sequence, dtype=np.int64)}
+        return {"stretches": segments, "sequence": np.array(self.sequence, dtype=np.int64)}
 
     @classmethod
     def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
@@ -243,25 +243,25 @@ class Streamed(Factorization):
         for i in range(len(stored["stretches"])):
             fields = dict(stored["stretches"][str(i)])
             fields["size"] = check.whole_number("size", fields["size"])
-            distinct.append(Stretch(**fields))
+            distinct.append(Segment(**fields))
         return cls(**common, distinct=tuple(distinct), sequence=tuple(stored["sequence"].tolist()))
 
 
 class _StreamColumns:
     """The columns of a stream, or of its first ``rows`` rows."""
 
-    def __init__(self, stream: Streamed, rows: int) -> None:
+    def __init__(self, stream: Streaming, rows: int) -> None:
         self._stream, self.steps = stream, rows
 
     def squared_norms(self) -> Array:
         known = [s.squared_norms() for s in self._stream.distinct]
         parts = []
         for start, i in zip(self._stream.starts, self._stream.sequence, strict=True):
-            stretch = self._stream.distinct[i]
-            if start + stretch.size <= self.steps:
+            segment = self._stream.distinct[i]
+            if start + segment.size <= self.steps:
                 parts.append(known[i])
             elif start < self.steps:
-                parts.append(stretch.cut(self.steps - start).squared_norms())
+                parts.append(segment.cut(self.steps - start).squared_norms())
         return np.concatenate(parts)
 
     @cached_property
@@ -274,38 +274,38 @@ class _StreamColumns:
 
     def gram(self, indices: Indices) -> Array:
         out = np.diag(self._norms[indices])
-        # PRIVACY: columns of different stretches share no row, and only of those may the products be left out.   [G1]
+        # PRIVACY: columns of different segments share no row, and only of those may the products be left out.   [G1]
         owner = np.searchsorted(self._stream.starts, indices, side="right") - 1
         for b in np.unique(owner):
             inside = np.flatnonzero(owner == b)
             if len(inside) > 1:
-                start, stretch = (
+                start, segment = (
                     self._stream.starts[b],
                     self._stream.distinct[self._stream.sequence[b]],
                 )
-                stretch = (
-                    stretch.cut(self.steps - start)
-                    if start + stretch.size > self.steps
-                    else stretch
+                segment = (
+                    segment.cut(self.steps - start)
+                    if start + segment.size > self.steps
+                    else segment
                 )
-                products = stretch.products(indices[inside] - start)
+                products = segment.products(indices[inside] - start)
                 out[np.ix_(inside, inside)] += products + products.T
         return out
 
 
-def _variances(stretches: list[Stretch], P: Array, N: Array, delay: int = 0) -> Array:
-    """The variance of every ``u_t``, ``P u = N Z^delay g``, under the noise of the stretches, one after the other."""
+def _variances(segments: list[Segment], P: Array, N: Array, delay: int = 0) -> Array:
+    """The variance of every ``u_t``, ``P u = N Z^delay g``, under the noise of the segments, one after the other."""
     from antiphase.linalg import kernels
 
     N = np.column_stack([np.zeros((len(N), delay)), N])
-    m, q = max(s.r.shape[1] for s in stretches), max(s.r.shape[2] for s in stretches)
-    total = sum(len(s.live) for s in stretches)
-    delta = np.concatenate([s.delta for s in stretches])
+    m, q = max(s.r.shape[1] for s in segments), max(s.r.shape[2] for s in segments)
+    total = sum(len(s.live) for s in segments)
+    delta = np.concatenate([s.delta for s in segments])
     arrays = {name: np.zeros((total, m, q)) for name in ("r", "g", "move")}
     live: Any = np.full(len(P), -1)
     fresh: Any = np.zeros(len(P), dtype=np.bool_)
     row = step = 0
-    for s in stretches:
+    for s in segments:
         n = len(s.live)
         for name, array in arrays.items():
             array[row : row + n, : s.r.shape[1], : s.r.shape[2]] = getattr(s, name)

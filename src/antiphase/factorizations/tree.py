@@ -1,7 +1,7 @@
 r"""Tree aggregation (DP-FTRL): noise on the nodes of a binary tree over the steps, and three ways to read prefix sums
 off it.
 
-``H`` has a row for each dyadic stretch of steps that ends by step T. An estimator is a matrix ``B`` with ``B H = S``:
+``H`` has a row for each dyadic segment of steps that ends by step T. An estimator is a matrix ``B`` with ``B H = S``:
 the nodes in the binary expansion of t (plain); each of these combined with its own subtree (online, Honaker); the
 least-squares estimate from all nodes (full). None of these is square; all that an observer sees is ``S G + BZ``, and
 the same law comes from the square lower-triangular ``B' = chol(BBᵀ)`` and ``C' = B'⁻¹S``. So ``sens(C') ≤ sens(H)``,
@@ -21,7 +21,7 @@ from antiphase._util import files
 from antiphase._util.checks import Array
 from antiphase.errors import FileFormatError
 from antiphase.factorizations.base import Factorization, packed_triangle
-from antiphase.factorizations.streaming import Streamed, Stretch
+from antiphase.factorizations.streaming import Segment, Streaming
 from antiphase.linalg.cholesky import reversed_cholesky
 from antiphase.participation import Indices
 from antiphase.sensitivity import Columns
@@ -121,7 +121,7 @@ class _NodeColumns:
 
 
 def tree_nodes(steps: int) -> list[tuple[int, int]]:
-    """All dyadic stretches ``(start, size)`` that end by ``steps``, in the order in which they are complete.
+    """All dyadic segments ``(start, size)`` that end by ``steps``, in the order in which they are complete.
 
     >>> tree_nodes(3)
     [(0, 1), (1, 1), (0, 2), (2, 1)]
@@ -135,7 +135,7 @@ def tree_nodes(steps: int) -> list[tuple[int, int]]:
     return nodes
 
 
-def full_estimator_stream(tree: Tree) -> Streamed:
+def full_estimator_stream(tree: Tree) -> Streaming:
     r"""``C⁻¹Z`` of the full estimator as a stream, one vector for each level of the tree.
 
     Its noise ``y`` has the density ``exp(−½ Σ_nodes (Σ_{i∈node} y_i)²)``. Given the past, ``y_t`` depends on it
@@ -159,8 +159,8 @@ def full_estimator_stream(tree: Tree) -> Streamed:
         form = form - np.outer(r[t], r[t])
         begins = t % (1 << levels) == 0
         form[begins] = form[:, begins] = 0.0
-    stretch = Stretch(steps, np.arange(steps), delta, r, g, move)
-    return Streamed(tree.name, tree.workload, tree.objective, tree.participation, (stretch,), (0,))
+    segment = Segment(steps, np.arange(steps), delta, r, g, move)
+    return Streaming(tree.name, tree.workload, tree.objective, tree.participation, (segment,), (0,))
 
 
 def _node_matrix(nodes: list[tuple[int, int]], steps: int) -> Array:

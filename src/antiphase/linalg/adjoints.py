@@ -1,6 +1,6 @@
 r"""Compiled recurrences with their gradients, for encoders of a few buffers: O(T m²), the adjoints written by hand.
 
-The encoder is a `Stretch` with ``r = 1`` and one vector a buffer: ``C_jj = δ_j``, ``C_ij = Σ_k g_jk Π_{j+1<l≤i} ρ_lk``.
+The encoder is a `Segment` with ``r = 1`` and one vector a buffer: ``C_jj = δ_j``, ``C_ij = Σ_k g_jk Π_{j+1<l≤i} ρ_lk``.
 Gradients are with respect to ``ln δ``, ``g`` and ``ln ρ``.
 """
 

@@ -23,7 +23,7 @@ import scipy
 from antiphase._util.checks import Array
 from antiphase.factorizations.base import Factorization
 from antiphase.factorizations.inverse_toeplitz import InverseToeplitz
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.streaming import Streaming
 from antiphase.noise.normals import CHUNK, Normals, Row
 
 PANEL = 64  # how many earlier rows of normals are drawn before they are used
@@ -32,7 +32,7 @@ DRAWN_AGAIN = 4  # earlier normals of a row that are drawn again rather than kep
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of whole chunks of one tensor, and where it lies in the padded row."""
+    """A segment of whole chunks of one tensor, and where it lies in the padded row."""
 
     normals: Normals
     first_chunk: int
@@ -108,7 +108,7 @@ class States(Engine):
     """``y_i = (σz_i − r_iᵀS_i)/δ_i``, ``S_{i+1} = T_{i+1}S_i + g_i y_i``: one fused pass over the vectors of the
     state."""
 
-    def __init__(self, factorization: Streamed, scale: float, width: int) -> None:
+    def __init__(self, factorization: Streaming, scale: float, width: int) -> None:
         self._factorization, self._scale = factorization, scale
         self._state = np.zeros((factorization.buffers, width), state_type(factorization))
         self._row = -1
@@ -118,20 +118,20 @@ class States(Engine):
         return self._state.nbytes
 
     def begin(self, step: int) -> bool:
-        stretch, place = self._factorization.stretch_at(step)
+        segment, place = self._factorization.segment_at(step)
         if place == 0:
             self._state[:] = 0
         row = place
-        if len(stretch.live) < stretch.size:  # some steps are idle
-            row = int(np.searchsorted(stretch.live, place))
-        self._row = row if row < len(stretch.live) and stretch.live[row] == place else -1
+        if len(segment.live) < segment.size:  # some steps are idle
+            row = int(np.searchsorted(segment.live, place))
+        self._row = row if row < len(segment.live) and segment.live[row] == place else -1
         if self._row >= 0:
             after = (
-                stretch.move[row + 1]
-                if row + 1 < len(stretch.move)
-                else np.zeros_like(stretch.move[row])
+                segment.move[row + 1]
+                if row + 1 < len(segment.move)
+                else np.zeros_like(segment.move[row])
             )
-            self._coefficients = stretch.r[row], stretch.g[row], after, float(stretch.delta[row])
+            self._coefficients = segment.r[row], segment.g[row], after, float(segment.delta[row])
         return True
 
     def work(self, step: int, piece: Piece, out: Row) -> None:
@@ -146,9 +146,9 @@ class States(Engine):
         return max(start for start in self._factorization.restarts() if start <= step)
 
 
-def state_type(factorization: Streamed) -> type[np.float32] | type[np.float64]:
+def state_type(factorization: Streaming) -> type[np.float32] | type[np.float64]:
     """float32, but float64 where a node's vectors are nearly equal and their small differences are what counts."""
-    longest = max(stretch.r.shape[2] for stretch in factorization.distinct)
+    longest = max(segment.r.shape[2] for segment in factorization.distinct)
     return np.float32 if longest == 1 else np.float64
 
 

@@ -17,7 +17,7 @@ from antiphase.errors import HorizonError, ReplayError, StateError
 from antiphase.factorizations.base import Factorization
 from antiphase.factorizations.blt import Blt
 from antiphase.factorizations.inverse_toeplitz import InverseToeplitz
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.streaming import Streaming
 from antiphase.factorizations.tree import Tree, full_estimator_stream
 from antiphase.noise.generators import (
     DRAWN_AGAIN,
@@ -374,7 +374,7 @@ def engine_for(factorization: Factorization, scale: float, width: int, memory: i
         return Moving(factorization, scale, width)
     if isinstance(factorization, Blt):
         factorization = factorization.stream
-    if isinstance(factorization, Streamed):
+    if isinstance(factorization, Streaming):
         vector = width * np.dtype(state_type(factorization)).itemsize
         needed = vector * factorization.buffers
         if needed > memory:

@@ -8,7 +8,7 @@ import numpy as np
 
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress
-from antiphase.factorizations.block_diagonal import Blocks, block_roots
+from antiphase.factorizations.block_diagonal import BlockDiagonal, block_roots
 from antiphase.objective import Restarts
 from antiphase.participation import Once, Participation
 from antiphase.sensitivity import sensitivity
@@ -25,7 +25,7 @@ def block_optimum(
     options: dict[str, Any],
     tolerance: float,
     progress: Progress | None = None,
-) -> Blocks:
+) -> BlockDiagonal:
     """The optimal factorization for one participation, by blocks, and its certificate: the sum of theirs."""
     solved: dict[bytes, tuple[int, float]] = {}
     distinct: list[Array] = []
@@ -48,7 +48,7 @@ def block_optimum(
             distinct.append(encoder)
         sequence.append(solved[key][0])
         bound += solved[key][1]
-    return Blocks(
+    return BlockDiagonal(
         name,
         workload,
         objective,

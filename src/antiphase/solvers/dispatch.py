@@ -10,7 +10,7 @@ from antiphase._util import checks as check
 from antiphase._util.progress import Progress
 from antiphase.factorizations.base import Factorization
 from antiphase.factorizations.block_diagonal import decouples
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Maximum, Objective
 from antiphase.participation import MinSeparation, Once, Participation
 from antiphase.solvers.block_diagonal import block_optimum
@@ -78,7 +78,7 @@ def optimal(
                 name, workload, objective, who, options=options or {}, progress=watched, **wanted
             )
             if (
-                not isinstance(found, Streamed)
+                not isinstance(found, Streaming)
                 or form != "streamed"
                 or levelled
                 or buffers == "exact"

@@ -15,8 +15,8 @@ import numpy as np
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress
 from antiphase.factorizations.base import Factorization, refuse_if_too_large
-from antiphase.factorizations.block_diagonal import Blocks
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.block_diagonal import BlockDiagonal
+from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Average, Objective, _row_weights
 from antiphase.participation import Epochs, MinSeparation, Once, Participation
 from antiphase.problem import searched_for
@@ -45,7 +45,7 @@ def restarted(
     if workload.is_plain_sgd and not workload.idle.any() and isinstance(objective, Average):
         assert workload.learning_rates is not None
         squares = _row_weights(objective, workload.steps) ** 2
-        stretches, bounds = [], []
+        segments, bounds = [], []
         for start, stop in ranges:
             weights = np.sqrt(squares[start:stop])
             weights[-1] = np.sqrt(
@@ -54,14 +54,16 @@ def restarted(
             found = solved_block(
                 workload.learning_rates[start:stop], weights, TOLERANCE, "auto", progress
             )
-            stretches.append(found[0])
+            segments.append(found[0])
             bounds.append(found[1])
         scaled = [
-            replace(stretch, delta=s * stretch.delta, g=s * stretch.g)
-            for stretch, s in zip(stretches, _shares(participation, np.array(bounds)), strict=True)
+            replace(segment, delta=s * segment.delta, g=s * segment.g)
+            for segment, s in zip(segments, _shares(participation, np.array(bounds)), strict=True)
         ]
         sequence = tuple(range(len(scaled)))
-        return Streamed(name, workload, objective, participation, tuple(scaled), sequence, **common)
+        return Streaming(
+            name, workload, objective, participation, tuple(scaled), sequence, **common
+        )
     refuse_if_too_large(workload.steps)
     root = searched_for(objective).root(workload)
     blocks, bounds = [], []
@@ -78,7 +80,7 @@ def restarted(
         bounds.append(bound)
     shares = _shares(participation, np.array(bounds))
     matrices = tuple(s * block for s, block in zip(shares, blocks, strict=True))
-    return Blocks(
+    return BlockDiagonal(
         name, workload, objective, participation, matrices, tuple(range(len(matrices))), **common
     )
 

@@ -14,7 +14,7 @@ columns are scaled so that the squares of a class of steps add up to 1.
 #
 # FORMERLY r"""Few buffers for several epochs: each buffer is emptied once an epoch, one after the other.
 #
-# A buffer that is emptied every ``b`` steps, at a place of its own, holds a stretch of the past that is never longer
+# A buffer that is emptied every ``b`` steps, at a place of its own, holds a segment of the past that is never longer
 # than an epoch. So columns ``b`` apart share no row: the cross terms that several participations bring are exactly 0,
 # whatever the coefficients, and the sensitivity is exact, for epochs in a fixed order and for any order with that
 # separation. The buffers take turns, so that at every step some of them reach far back. How much each step feeds to each
@@ -34,7 +34,7 @@ import numpy as np
 
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress
-from antiphase.factorizations.streaming import Streamed, Stretch
+from antiphase.factorizations.streaming import Segment, Streaming
 from antiphase.linalg.lbfgs import descend
 from antiphase.objective import Objective
 from antiphase.participation import Epochs, Indices, MinSeparation, Once, Participation
@@ -83,10 +83,10 @@ class BufferSearch:
         scale = np.bincount(self._owner, norms)[self._owner] ** -0.5
         return delta * scale, g * scale[:, None], rho
 
-    def stretch(self, x: Array, size: int, live: Indices) -> Stretch:
+    def segment(self, x: Array, size: int, live: Indices) -> Segment:
         """What the noise is made with."""
         delta, g, rho = self.scaled(x)
-        return Stretch(size, live, delta, np.ones((*rho.shape, 1)), g[..., None], rho[..., None])
+        return Segment(size, live, delta, np.ones((*rho.shape, 1)), g[..., None], rho[..., None])
 
     def loss(self, x: Array) -> tuple[float, Array]:
         from antiphase.linalg import adjoints
@@ -116,7 +116,7 @@ MANY, QUICK = (
 )  # from so many buffers on, and up to so many steps, fewer are tried without being asked
 
 
-def fitted(stream: Streamed, buffers: int, *, progress: Progress | None = None) -> Streamed:
+def fitted(stream: Streaming, buffers: int, *, progress: Progress | None = None) -> Streaming:
     """``stream``, or one of so many buffers that has less error; with the same certified bound."""
     problem = problem_of(stream.workload, stream.objective)
     if problem is None or stream.error <= (1 + ENOUGH) * stream.lower_bound:
@@ -125,7 +125,7 @@ def fitted(stream: Streamed, buffers: int, *, progress: Progress | None = None) 
     return stream if found is None else min(stream, found, key=lambda f: f.error)
 
 
-def with_fewest(stream: Streamed, *, progress: Progress | None = None) -> Streamed:
+def with_fewest(stream: Streaming, *, progress: Progress | None = None) -> Streaming:
     """``stream``, or where it keeps many vectors, as with momentum, the smallest of fewer that is within 0.1 % too."""
     problem = problem_of(stream.workload, stream.objective)
     if problem is None or stream.buffers < MANY or problem.size > QUICK:
@@ -143,8 +143,8 @@ def with_fewest(stream: Streamed, *, progress: Progress | None = None) -> Stream
 
 
 def _descended(
-    stream: Streamed, problem: Problem, buffers: int, progress: Progress | None
-) -> Streamed | None:
+    stream: Streaming, problem: Problem, buffers: int, progress: Progress | None
+) -> Streaming | None:
     """None if its coefficients cancel one another, so that there is no making noise with them."""
     kept = np.ones((problem.size, min(buffers, MOST)))
     kept[problem.starts] = 0.0
@@ -159,7 +159,7 @@ def _descended(
     x = search.alike(blt.decays, blt.scales)
     if problem.size <= LONGEST:
         x = descend(search.loss, x, iterations=MOST_ITERATIONS, progress=progress)
-    distinct, sequence = split(search.stretch(x, stream.steps, problem.live), problem.starts)
+    distinct, sequence = split(search.segment(x, stream.steps, problem.live), problem.starts)
     found = replace(stream, distinct=tuple(distinct), sequence=tuple(sequence))
     try:
         return found if np.isfinite(found.error) else None
@@ -179,7 +179,7 @@ def windowed(
     options: dict[str, Any],
     buffers: int,
     progress: Progress | None = None,
-) -> Streamed:
+) -> Streaming:
     """The best stream of so many buffers that a descent finds, each emptied once in every window."""
     P, N, weights = recurrence_of(name, workload, objective)
     window, owner = _windows(participation, workload.steps)
@@ -189,8 +189,8 @@ def windowed(
     found = descend(
         search.loss, _start(search, window), iterations=MOST_ITERATIONS, progress=progress
     )
-    stretch = search.stretch(found, workload.steps, np.arange(workload.steps))
-    return Streamed(name, workload, objective, participation, (stretch,), (0,), options=options)
+    segment = search.segment(found, workload.steps, np.arange(workload.steps))
+    return Streaming(name, workload, objective, participation, (segment,), (0,), options=options)
 
 
 def _start(search: BufferSearch, window: int) -> Array:

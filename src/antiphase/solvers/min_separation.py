@@ -15,7 +15,7 @@ import numpy as np
 from antiphase._util.checks import Array
 from antiphase.factorizations.base import Factorization, refuse_if_too_large
 from antiphase.factorizations.dense import Dense
-from antiphase.factorizations.streaming import Streamed
+from antiphase.factorizations.streaming import Streaming
 from antiphase.participation import MinSeparation, Once, Participation
 from antiphase.sensitivity import sensitivity
 
@@ -30,7 +30,7 @@ def separated(
     def judged(candidate: Factorization) -> Factorization:
         return replace(candidate, participation=participation, bound=even.lower_bound)
 
-    if isinstance(even, Streamed) and isinstance(single, Streamed):
+    if isinstance(even, Streaming) and isinstance(single, Streaming):
         return min(map(judged, (even, single)), key=lambda f: f.error)
     refuse_if_too_large(steps, copies=8)
     matrices = [even.encoder(), single.encoder(), np.eye(steps)]

@@ -7,7 +7,7 @@ of an epoch is next to the first one of the next. The search of `dual` needs the
 For a half-bandwidth w of 2 and more, w positions share a block (one more in some, where w does not divide the epoch;
 the others are padded), so that each block reaches its neighbours only.
 
-Only the encoder itself is dense, made from the same blocks; between restarts, if there are any, each stretch has its
+Only the encoder itself is dense, made from the same blocks; between restarts, if there are any, each segment has its
 own.
 """
 
@@ -25,7 +25,7 @@ import scipy
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress
 from antiphase.factorizations.base import Factorization, refuse_if_too_large
-from antiphase.factorizations.block_diagonal import Blocks
+from antiphase.factorizations.block_diagonal import BlockDiagonal
 from antiphase.factorizations.dense import Dense
 from antiphase.linalg import block_cyclic
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
@@ -196,10 +196,10 @@ class Search:
         return bool(self._inputs[1].any())
 
     def start(self) -> list[Array]:
-        """A first ``V``: correlations within each stretch between restarts and, as there are none in W, none beyond."""
-        stretch = np.zeros(self.every * self.layout.epochs, dtype=np.int64)
-        stretch[self.problem.starts] = 1
-        which = np.cumsum(stretch).reshape(self.layout.epochs, self.every).T
+        """A first ``V``: correlations within each segment between restarts and, as there are none in W, none beyond."""
+        segment = np.zeros(self.every * self.layout.epochs, dtype=np.int64)
+        segment[self.problem.starts] = 1
+        which = np.cumsum(segment).reshape(self.layout.epochs, self.every).T
         V = 0.8 * np.eye(self.layout.epochs) + 0.2 * (which[:, :, None] == which[:, None, :])
         return [V[positions, :count, :count].copy() for positions, count in self.layout.sizes]
 
@@ -397,11 +397,13 @@ def _judged(blocks: list[Array], participation: Participation, **common: Any) ->
         encoder = blocks[0] / sensitivity(blocks[0], participation)
         return Dense(participation=participation, matrix=encoder, **common)
     sequence = tuple(range(len(blocks)))
-    norm = Blocks(
+    norm = BlockDiagonal(
         participation=participation, distinct=tuple(blocks), sequence=sequence, **common
     ).sensitivity
     blocks = [block / norm for block in blocks]
-    return Blocks(participation=participation, distinct=tuple(blocks), sequence=sequence, **common)
+    return BlockDiagonal(
+        participation=participation, distinct=tuple(blocks), sequence=sequence, **common
+    )
 
 
 def bound_only(
@@ -429,7 +431,7 @@ def bound_only(
 def _encoder(
     search: Search, point: dual.Point, workload: Workload, participation: Participation
 ) -> list[Array]:
-    """The diagonal blocks of the encoder, one for each stretch between restarts and one for idle steps at an end."""
+    """The diagonal blocks of the encoder, one for each segment between restarts and one for idle steps at an end."""
     problem, every = search.problem, search.every
     # PRIVACY: left-over cross terms are counted, not zeroed: the whole class is scaled by them.   [G1]
     sums = np.concatenate([np.abs(x).sum(axis=(1, 2)) for x in point.X])

@@ -10,7 +10,7 @@ import numpy as np
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress
 from antiphase.factorizations.block_diagonal import decouples
-from antiphase.factorizations.streaming import FIELDS, Streamed, Stretch, _variances
+from antiphase.factorizations.streaming import FIELDS, Segment, Streaming, _variances
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.objective import Average, Objective, Restarts
 from antiphase.participation import Epochs, Indices, Once, Participation
@@ -19,13 +19,13 @@ from antiphase.solvers.single_participation import DualPoint, maximise
 from antiphase.workload import Workload
 
 WITHIN = 1e-3  # of the optimum: what buffers="auto" keeps to
-Maker = Callable[[list["Stretch"], list[int], float], "Streamed"]
+Maker = Callable[[list["Segment"], list[int], float], "Streaming"]
 
 
 # ---- making one --------------------------------------------------------------------------------------------
 
 
-def stretch_of(problem: Problem, size: int, point: DualPoint, nodes: int) -> Stretch:
+def stretch_of(problem: Problem, size: int, point: DualPoint, nodes: int) -> Segment:
     """The stream with so many quadrature nodes, its columns scaled so that the squares of a class add up to 1."""
     from antiphase.linalg import kernels
 
@@ -40,9 +40,9 @@ def stretch_of(problem: Problem, size: int, point: DualPoint, nodes: int) -> Str
     delta, r = kernels.factor(move, g * scale[:, None, None], h * scale[:, None, None], share)
     g = g * scale[:, None, None]
     norms = np.sqrt(
-        Stretch(size, problem.live, delta, r, g, move).squared_norms()[problem.live] / share
+        Segment(size, problem.live, delta, r, g, move).squared_norms()[problem.live] / share
     )
-    return Stretch(size, problem.live, delta / norms, r, g / norms[:, None, None], move)
+    return Segment(size, problem.live, delta / norms, r, g / norms[:, None, None], move)
 
 
 def streamed_optimum(
@@ -55,16 +55,16 @@ def streamed_optimum(
     tolerance: float,
     buffers: str | int,
     progress: Progress | None = None,
-) -> Streamed:
+) -> Streaming:
     """The optimum in stream form, and its certificate."""
 
-    def made(stretches: list[Stretch], sequence: list[int], bound: float) -> Streamed:
-        return Streamed(
+    def made(segments: list[Segment], sequence: list[int], bound: float) -> Streaming:
+        return Streaming(
             name,
             workload,
             objective,
             participation,
-            tuple(stretches),
+            tuple(segments),
             tuple(sequence),
             options=options,
             bound=bound,
@@ -82,27 +82,27 @@ def streamed_optimum(
     assert problem is not None
     owner = problem.live % participation.every if isinstance(participation, Epochs) else None
 
-    def error(stretch: Stretch) -> float:
-        return made(*split(stretch, problem.starts), 1.0).error
+    def error(segment: Segment) -> float:
+        return made(*split(segment, problem.starts), 1.0).error
 
-    stretch, bound = _solved(problem, workload.steps, tolerance, buffers, error, progress, owner)
-    return made(*split(stretch, problem.starts), bound)
+    segment, bound = _solved(problem, workload.steps, tolerance, buffers, error, progress, owner)
+    return made(*split(segment, problem.starts), bound)
 
 
-def split(stretch: Stretch, starts: list[int]) -> tuple[list[Stretch], list[int]]:
-    """A stretch in which nothing is coupled across the starts, as one for each of them; equal ones are kept once."""
-    if len(stretch.live) < stretch.size:
-        return [stretch], [0]
+def split(segment: Segment, starts: list[int]) -> tuple[list[Segment], list[int]]:
+    """A segment in which nothing is coupled across the starts, as one for each of them; equal ones are kept once."""
+    if len(segment.live) < segment.size:
+        return [segment], [0]
     distinct: dict[bytes, int] = {}
-    parts: list[Stretch] = []
+    parts: list[Segment] = []
     sequence = []
-    for start, stop in zip(starts, [*starts[1:], stretch.size], strict=True):
-        fields = [np.array(getattr(stretch, name)[start:stop]) for name in FIELDS]
+    for start, stop in zip(starts, [*starts[1:], segment.size], strict=True):
+        fields = [np.array(getattr(segment, name)[start:stop]) for name in FIELDS]
         fields[3][0] = 0.0  # nothing comes from before
         key = b"".join(field.tobytes() for field in fields)
         if key not in distinct:
             distinct[key] = len(parts)
-            parts.append(Stretch(stop - start, np.arange(stop - start), *fields))
+            parts.append(Segment(stop - start, np.arange(stop - start), *fields))
         sequence.append(distinct[key])
     return parts, sequence
 
@@ -114,42 +114,42 @@ def _by_blocks(
     buffers: str | int,
     progress: Progress | None,
     made: Maker,
-) -> Streamed:
-    """DP-MF⁺: each stretch between restarts is a problem of its own; equal ones are solved once."""
+) -> Streaming:
+    """DP-MF⁺: each segment between restarts is a problem of its own; equal ones are solved once."""
     rates = workload.learning_rates
     assert rates is not None
     known: dict[bytes, tuple[int, float]] = {}
-    stretches: list[Stretch] = []
+    segments: list[Segment] = []
     sequence, bound = [], 0.0
     for start, stop, weights in objective.blocks(workload.steps):
         key = rates[start:stop].tobytes() + weights.tobytes()
         if key not in known:
-            stretch, its_bound = solved_block(
+            segment, its_bound = solved_block(
                 rates[start:stop], weights, tolerance, buffers, progress
             )
-            known[key] = len(stretches), its_bound
-            stretches.append(stretch)
+            known[key] = len(segments), its_bound
+            segments.append(segment)
         sequence.append(known[key][0])
         bound += known[key][1]
-    return made(stretches, sequence, bound)
+    return made(segments, sequence, bound)
 
 
 def solved_block(
     rates: Array, weights: Array, tolerance: float, buffers: str | int, progress: Progress | None
-) -> tuple[Stretch, float]:
+) -> tuple[Segment, float]:
     """The optimum for so many steps of SGD alone, its columns of norm 1, and the certified bound."""
     size = len(rates)
     if not rates.any():
         empty = np.zeros((0, 1, 1))
-        return Stretch(size, np.zeros(0, dtype=np.int64), np.zeros(0), empty, empty, empty), 0.0
+        return Segment(size, np.zeros(0, dtype=np.int64), np.zeros(0), empty, empty, empty), 0.0
     block, objective = Workload.sgd(size, learning_rates=rates), Average(weights)
     problem = problem_of(block, objective)
     assert problem is not None
 
-    def error(stretch: Stretch) -> float:
-        norms = stretch.squared_norms().max()
+    def error(segment: Segment) -> float:
+        norms = segment.squared_norms().max()
         assert block.bands is not None
-        return float(norms * (weights**2 @ _variances([stretch], *block.bands)))
+        return float(norms * (weights**2 @ _variances([segment], *block.bands)))
 
     return _solved(problem, size, tolerance, buffers, error, progress)
 
@@ -162,8 +162,8 @@ def _solved(
     error: Any,
     progress: Progress | None,
     owner: Indices | None = None,
-) -> tuple[Stretch, float]:
-    """The stretch and its certified bound. The search is as sharp as the form is: few buffers need no more digits."""
+) -> tuple[Segment, float]:
+    """The segment and its certified bound. The search is as sharp as the form is: few buffers need no more digits."""
     start = None
     if buffers != "exact":
         tolerance = max(tolerance, 1e-8 if size <= 50_000 else 1e-6)
@@ -171,49 +171,49 @@ def _solved(
             point = maximise(
                 problem, tolerance=tolerance, start=start, owner=owner, progress=progress
             )
-            stretch = _with_buffers(problem, size, point, buffers, error)
-            if buffers != "auto" or error(stretch) <= (1 + WITHIN) * point.lower_bound:
+            segment = _with_buffers(problem, size, point, buffers, error)
+            if buffers != "auto" or error(segment) <= (1 + WITHIN) * point.lower_bound:
                 break
             tolerance, start = tolerance / 100, point.v  # what falls short is the bound
-        return stretch, point.lower_bound
+        return segment, point.lower_bound
     sharper = tolerance / 10
     while True:
         point = maximise(problem, tolerance=sharper, start=start, owner=owner, progress=progress)
         nodes = nodes_needed(point.low, point.high, max(tolerance / 1000, 1e-16))
-        stretch = stretch_of(problem, size, point, nodes)
-        if error(stretch) <= (1 + tolerance) * point.lower_bound or sharper < 1e-4 * tolerance:
-            return stretch, point.lower_bound
+        segment = stretch_of(problem, size, point, nodes)
+        if error(segment) <= (1 + tolerance) * point.lower_bound or sharper < 1e-4 * tolerance:
+            return segment, point.lower_bound
         sharper, start = sharper / 30, point.v
 
 
 def _with_buffers(
     problem: Problem, size: int, point: DualPoint, buffers: str | int, error: Any
-) -> Stretch:
+) -> Segment:
     """As many nodes as ``buffers`` asks for, or the fewest that are within 0.1 % of the optimum."""
     q = problem.half_bandwidth
     full = nodes_needed(point.low, point.high)
     if buffers != "auto":
         return stretch_of(problem, size, point, min(max(int(buffers) // q, 1), full))
     nodes = max(1, min(full, round(0.57 * nodes_needed(point.low, point.high, WITHIN))))
-    stretch = stretch_of(problem, size, point, nodes)
+    segment = stretch_of(problem, size, point, nodes)
 
-    def good(stretch: Stretch) -> bool:
-        return bool(error(stretch) <= (1 + 0.95 * WITHIN) * point.lower_bound)
+    def good(segment: Segment) -> bool:
+        return bool(error(segment) <= (1 + 0.95 * WITHIN) * point.lower_bound)
 
-    if good(stretch):
+    if good(segment):
         while nodes > 1:
             fewer = stretch_of(problem, size, point, nodes - 1)
             if not good(fewer):
                 break
-            stretch, nodes = fewer, nodes - 1
+            segment, nodes = fewer, nodes - 1
     else:
         most = min(full, 2 * nodes + 8)
         while nodes < most:
             nodes += 1
-            stretch = stretch_of(problem, size, point, nodes)
-            if good(stretch):
+            segment = stretch_of(problem, size, point, nodes)
+            if good(segment):
                 break
-    return stretch
+    return segment
 
 
 def can_be_streamed(workload: Workload, objective: Objective, participation: Participation) -> bool:

@@ -6,9 +6,9 @@ import numpy as np
 import scipy
 
 from antiphase._util.checks import Array
-from antiphase.factorizations.as_stream import stretches
+from antiphase.factorizations.as_stream import segments
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.streaming import Stretch, _variances
+from antiphase.factorizations.streaming import Segment, _variances
 from antiphase.objective import Average, Objective
 
 
@@ -16,7 +16,7 @@ class Rows:
     """Rows and columns of ``sens(C)·B``, without the matrix where the encoder is a stream of few buffers."""
 
     def __init__(self, f: Factorization) -> None:
-        self._f, self._stretches = f, stretches(f)
+        self._f, self._stretches = f, segments(f)
 
     def squares(self, objective: Objective) -> Array:
         """The squared norm of each row of ``ΛB``, times ``sens(C)²``."""
@@ -42,9 +42,9 @@ class Rows:
                 scipy.linalg.solve_triangular(f.encoder(), lengths, lower=True, trans="T")
             )
         parts, start = [], 0
-        for stretch in self._stretches:
-            parts.append(_solve_transposed(stretch, lengths[start : start + stretch.size]))
-            start += stretch.size
+        for segment in self._stretches:
+            parts.append(_solve_transposed(segment, lengths[start : start + segment.size]))
+            start += segment.size
         return f.sensitivity * np.concatenate(parts)
 
     def fresh(self, kappa: float) -> tuple[float, float]:
@@ -59,14 +59,14 @@ class Rows:
         return max(stale, 0.0), float(m @ m)
 
 
-def _solve_transposed(stretch: Stretch, right: Array) -> Array:
+def _solve_transposed(segment: Segment, right: Array) -> Array:
     """``s = C⁻ᵀ·right`` for ``C_ij = r_iᵀT_i ⋯ T_{j+2}g_j``: ``δ_j s_j = right_j − g_jᵀp_j``, and backwards ``p_{j−1} =
     r_j s_j + T_{j+1}ᵀp_j``."""
-    s, p = np.empty(stretch.size), np.zeros(stretch.r.shape[1:])
-    move = np.concatenate([stretch.move[1:], np.zeros_like(stretch.move[:1])])
-    for j in reversed(range(stretch.size)):
-        s[j] = (right[j] - np.vdot(stretch.g[j], p)) / stretch.delta[j]
-        before = stretch.r[j] * s[j] + move[j] * p[:, :1]
+    s, p = np.empty(segment.size), np.zeros(segment.r.shape[1:])
+    move = np.concatenate([segment.move[1:], np.zeros_like(segment.move[:1])])
+    for j in reversed(range(segment.size)):
+        s[j] = (right[j] - np.vdot(segment.g[j], p)) / segment.delta[j]
+        before = segment.r[j] * s[j] + move[j] * p[:, :1]
         before[:, :-1] += p[:, 1:]
         p = before
     return s

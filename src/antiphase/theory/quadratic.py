@@ -21,9 +21,9 @@ import numpy as np
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
 from antiphase._util.values import Value
-from antiphase.factorizations.as_stream import stretches
+from antiphase.factorizations.as_stream import segments
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.streaming import Stretch
+from antiphase.factorizations.streaming import Segment
 from antiphase.mechanism import Mechanism
 from antiphase.noise import Key
 from antiphase.workload import Workload
@@ -241,7 +241,7 @@ def _signal(workload: Workload, problem: Quadratic) -> Array:
 
 def _variances(factorization: Factorization, workload: Workload, spectrum: Array) -> Array:
     """``‖row_t(A_h C⁻¹)‖²``: a row for each step, a column for each curvature."""
-    followed = None if workload.bands is None else stretches(factorization)
+    followed = None if workload.bands is None else segments(factorization)
     if followed is None:
         return dense_variances(factorization, workload, spectrum)
     return streamed_variances(followed, workload, spectrum)
@@ -257,7 +257,7 @@ def dense_variances(factorization: Factorization, workload: Workload, spectrum: 
     return out
 
 
-def streamed_variances(followed: Sequence[Stretch], workload: Workload, spectrum: Array) -> Array:
+def streamed_variances(followed: Sequence[Segment], workload: Workload, spectrum: Array) -> Array:
     r"""The same by a recurrence over the buffers ``S``: O(T·buffers·(buffers + curvatures)).
 
     ``P_h u = N y`` is driven by the noise ``y_t = (z_t − r_tᵀS_t)/δ_t``. Carried along are the covariances of ``w =
@@ -268,18 +268,18 @@ def streamed_variances(followed: Sequence[Stretch], workload: Workload, spectrum
     T, row = workload.steps, 0
     read, gain, move = np.zeros((3, T, m, q))
     variance, rests, fresh = np.ones(T), np.ones(T, np.bool_), np.zeros(T, np.bool_)
-    for stretch in followed:
-        live = row + stretch.live
+    for segment in followed:
+        live = row + segment.live
         here = (
             live[:, None, None],
-            np.arange(stretch.r.shape[1])[:, None],
-            np.arange(stretch.r.shape[2]),
+            np.arange(segment.r.shape[1])[:, None],
+            np.arange(segment.r.shape[2]),
         )
-        read[here] = -stretch.r / stretch.delta[:, None, None]
-        gain[here] = stretch.g
-        move[here] = np.concatenate([stretch.move[1:], np.zeros_like(stretch.move[:1])])
-        variance[live], rests[live], fresh[row] = stretch.delta**-2, False, True
-        row += stretch.size
+        read[here] = -segment.r / segment.delta[:, None, None]
+        gain[here] = segment.g
+        move[here] = np.concatenate([segment.move[1:], np.zeros_like(segment.move[:1])])
+        variance[live], rests[live], fresh[row] = segment.delta**-2, False, True
+        row += segment.size
     out: Array = _compiled()(read, variance, gain, move, rests, fresh, own, kept, N)
     return out
 
