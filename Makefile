@@ -22,14 +22,13 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)       ## four mechanisms on digits at two privacy budgets; writes demo/report.html
 	$(BIN)/antiphase demo --output demo
 
-test: $(READY)       ## everything that takes seconds (under 12 minutes on two cores)
-	$(TWO) -q -m "not long" --ignore=tests/acceptance --durations=10
-	$(TWO) -m "not long and not alone" --dist worksteal --durations=5 tests/acceptance  # these print what they measured
-	$(BIN)/python -m pytest -m "not long and alone" --durations=5 tests/acceptance
+test: $(READY)       ## all tests that take seconds (under 12 minutes on two cores); prints what they measure
+	$(TWO) -q -m "not long and not alone" --dist worksteal --durations=10
+	$(BIN)/python -m pytest -q -m "not long and alone" --durations=5
 
-test-long: $(READY)  ## what takes minutes, only (under 30 on two cores)
-	$(TWO) -m "long and not study and not alone" --dist loadfile --durations=10
-	$(BIN)/python -m pytest -m "long and not study and alone" --durations=10
+test-long: $(READY)  ## the tests that take minutes (under 30 minutes on two cores)
+	$(TWO) -q -m "long and not study and not alone" --dist loadfile --durations=10
+	$(BIN)/python -m pytest -q -m "long and not study and alone" --durations=10
 
 test-studies: $(READY)  ## what takes longer: the paper's experiments, peers, Opacus' own tests, mutants, coverage
 	$(BIN)/python -m pytest -m study -s
@@ -39,7 +38,7 @@ test-integrations: $(READY)  ## Lightning, Hugging Face, Flower's simulation eng
 	$(BIN)/python -m pytest -q tests/torch/test_integrations.py tests/federated/test_simulation.py tests/planted
 
 coverage: $(READY)   ## which lines of the core the tests of `make test` execute; fails below 95 %
-	$(TWO) -q -m "not long" --ignore=tests/acceptance --cov --cov-report=term
+	$(TWO) -q -m "not long and not alone" --dist worksteal --cov --cov-report=term
 
 mutants: $(READY)    ## 600 small changes, one at a time, in what privacy rests on: do the tests notice? Fails below 90 %
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.mutation

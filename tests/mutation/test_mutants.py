@@ -1,4 +1,4 @@
-"""The parts of `make mutants`, which itself takes minutes and is in tests/acceptance/test_11_mutants.py."""
+"""The parts of `make mutants`, which itself takes minutes and is in tests/mutation/test_make_targets.py."""
 
 import os
 

@@ -443,7 +443,7 @@ def test_float32_rows_do_not_drift(name):
     """Over 10,000 steps, against float64 from the same normals: within 1e-5 of a row's standard deviation.
 
     Some over fewer: those without a short recurrence, whose rows are made from all normals anew, and where the design
-    takes long. At full length they are in tests/acceptance/test_03_mechanisms.py.
+    takes long. At full length they are in tests/statistical/test_noise.py.
     """
     assert {kind for kind, _ in FAMILIES.values()} == set(ap.names()), "every family there is"
     assert drift(name, SHORTER.get(name, 10_000)) < 1e-5

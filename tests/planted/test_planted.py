@@ -1,6 +1,6 @@
 """Tests of the tests: every change of `bugs` and `lines`, made alone, is noticed by the test that is named for it.
 
-That takes minutes, and is in tests/acceptance/test_11_promises.py.
+That takes minutes, and is in tests/planted/test_all_noticed.py.
 """
 
 import ast

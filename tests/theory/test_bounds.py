@@ -173,7 +173,7 @@ def test_the_frobenius_rate_reports_its_terms():
 
 
 def test_the_published_convex_bound_is_exceeded_and_ours_is_not():
-    """The counter-example, at a size for every day; 4,096 steps and a factor of ten are in the acceptance tests."""
+    """The counter-example, at a size for every day; tests/numerical/test_bounds.py has 4,096 steps."""
     f, step, curvature = factored(rise_and_fall(1024)), 1 / 80, 0.3
     c = Constants(1.0, step, 1 / f.sensitivity, distance=0.0)
     error = curvature / 2 * variances(f, curvature, step).mean() / f.sensitivity**2

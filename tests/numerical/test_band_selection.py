@@ -1,15 +1,17 @@
-"""Issue 13, which mechanism: what it must show. Each test prints what was measured beside what was asked."""
+"""The selected number of bands against an exhaustive search."""
 
-import json
 import math
 
 import pytest
 
 import antiphase as ap
 from antiphase import accounting
-from tests.cli.conftest import process
+
+pytestmark = pytest.mark.issue(13)
 
 STEPS, DELTA = 64, 1e-5
+
+
 PAIRS = [(0.5, 1 / 32), (1.0, 1 / 24), (3.0, 1 / 16)]  # ε, sampling rate
 
 
@@ -44,25 +46,4 @@ def _promised(bands, rate, expected):
     s = math.sqrt(expected / ap.design("toeplitz", steps=STEPS, bands=bands).error)
     return accounting.poisson_epsilon(
         s, DELTA, sampling_rate=bands * rate, steps=-(-STEPS // bands)
-    )
-
-
-@pytest.mark.slow
-def test_the_frontier_is_what_brute_force_leaves(tmp_path, shown):
-    """The family at 256 steps: pairs of (noise, memory) and of (noise, time), each compared with every other."""
-    words = ["compare", "--steps", "256", "--epochs", "4", "--family", "--json"]
-    rows = json.loads(process(*words, cwd=tmp_path).stdout)["mechanisms"]
-    said = []
-    for cost, mark in (("noise_bytes", "memory_frontier"), ("step_seconds", "time_frontier")):
-        points = [(row["average"], row[cost]) for row in rows]
-        beaten = [any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points) for p in points]
-        left = [row["label"] for row, worse in zip(rows, beaten, strict=True) if not worse]
-        marked = [row["label"] for row in rows if row[mark]]
-        said.append(f"{mark.replace('_', ' ')}: {'; '.join(marked)}")
-        assert marked == left
-        assert 0 < len(marked) < len(rows)
-    shown(
-        f"frontier of {len(rows)} mechanisms",
-        " | ".join(said),
-        "what no other beats, by brute force",
     )

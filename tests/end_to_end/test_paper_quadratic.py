@@ -1,15 +1,12 @@
-"""Issue 9, the quadratic of Figure 2: what it must show. Each test prints what was measured beside what was asked."""
+"""The paper's results on a quadratic, from `make reproduce`."""
 
 import numpy as np
 import pytest
 
 from experiments import quadratic, runner
-from tests.acceptance.test_08_quadratic import REFERENCE
+from tests.numerical.test_quadratic import REFERENCE
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.study,
-]  # ten minutes on two cores: the study itself, from nothing
+pytestmark = [pytest.mark.issue(9), pytest.mark.long, pytest.mark.study]
 
 
 @pytest.fixture(scope="module")

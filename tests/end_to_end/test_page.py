@@ -1,4 +1,4 @@
-"""Issue 7, the page and the figures: what they must show. Each test prints what was measured beside what was asked."""
+"""The HTML report in a browser, and its figures."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tests.reporting.browser import Opened, browser  # noqa: F401  (a fixture)
 from tests.reporting.colour import contrast
 from tests.reporting.test_page import HOSTILE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.issue(7), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

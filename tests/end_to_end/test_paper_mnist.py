@@ -1,4 +1,4 @@
-"""Issue 9, MNIST: what it must show. Each test prints what was measured beside what was asked."""
+"""The paper's results on MNIST, from `make reproduce`."""
 
 import os
 from pathlib import Path
@@ -10,15 +10,16 @@ from experiments import mnist, runner
 from tests.experiments.kept import cached
 from tests.experiments.private import by_engine, sampled_by_engine
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.study,
-]  # some ten minutes on two cores for the study itself, where it has not been run
+pytestmark = [pytest.mark.issue(9), pytest.mark.long, pytest.mark.study]
 
 RESULTS = (
     Path(__file__).parents[2] / "results"
 )  # where `make reproduce` puts them; cells that are there are taken up
+
+
 MINUTES = 60
+
+
 ONCE, OFTEN = 0, 1  # one epoch, sixteen
 
 
@@ -43,9 +44,9 @@ def points(gain, error):
     return f"{100 * gain:+.1f} ± {100 * error:.1f}"
 
 
-# ---- the loop ----------------------------------------------------------------------------------------------
-
 EPOCHS = {"one epoch": 1, "sixteen epochs": 16}
+
+
 KINDS = {
     "dp-sgd": {},
     "dp-mf": {},
@@ -94,9 +95,6 @@ def test_the_loop_is_opacus_on_poisson_samples(kept, shown, epochs):
     )
     assert size > 0.1
     assert off <= 1e-5
-
-
-# ---- what it must show -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", [ONCE, OFTEN], ids=["one epoch", "sixteen epochs"])

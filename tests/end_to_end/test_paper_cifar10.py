@@ -1,21 +1,21 @@
-"""Issue 9, CIFAR-10: what it must show. Each test prints what was measured beside what was asked."""
+"""The paper's results on CIFAR-10, from `make reproduce`."""
 
 from pathlib import Path
 
 import pytest
 
 from antiphase.errors import StudyError
-from benchmarks import step as benchmark
 from experiments import accuracies, cifar10, runner, scattering
 from tests.experiments.kept import cached
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.study,
-]  # some ten minutes on two cores for the linear model, where it has not been run
+pytestmark = [pytest.mark.issue(9), pytest.mark.long, pytest.mark.study]
 
 ROOT = Path(__file__).parents[2]
+
+
 RESULTS = ROOT / "results"  # where `make reproduce` puts them; cells that are there are taken up
+
+
 PAPER = "the paper: DP-MF⁺ above DP-MF at every ε, both above DP-SGD for ε > 4"
 
 
@@ -89,16 +89,3 @@ def test_the_gap_to_the_papers_setting_is_described(shown):
         "docs/results.md says what was scaled", ", ".join(said), "images, network, ε, trials, rates"
     )
     assert len(said) == 5
-
-
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_throughput_beside_opacus(shown, mode):
-    """The paper's network at batch 500; steps of the two take turns, so that what else the machine does hits both."""
-    row = benchmark.stepped(f"cnn, batch 500, {mode}")
-    ours, theirs = 500 / row["antiphase"], 500 / row["opacus"]
-    shown(
-        f"550,570 parameters, batch 500, {mode}",
-        f"{ours:.0f} images a second, Opacus {theirs:.0f}, ratio {ours / theirs:.3f}",
-        "beside Opacus'; ratio ≥ 0.95",
-    )
-    assert ours / theirs >= 0.95

@@ -1,4 +1,4 @@
-"""Issue 8, bounds, line by line: what it must show. Each test prints what was measured beside what was asked."""
+"""Convergence bounds against simulations, closed forms and the worst case."""
 
 import math
 import time
@@ -14,16 +14,11 @@ from antiphase.theory.bounds import Constants
 from tests import reference
 from tests.theory.test_bounds import factored, rise_and_fall, variances
 
-pytestmark = pytest.mark.long  # two minutes together; the unit tests have the same in small
-
-# ---- which of two mechanisms is better: fixed before the first run ------------------------------------------
-#
-# A setting is a number of steps, a learning rate and a spectrum with L = 1; in it all mechanisms below are compared in
-# pairs, at equal privacy. The truth is the mean over t = 0 … T of the noise in E‖∇f(x_t)‖², computed exactly. The
-# theorem is the noise of `nonconvex_bound` with its own constants and its own τ = ⌊1/(γL)⌋; the norm is
-# sens(C)²·‖B‖_F². A pair counts as ordered right if truth and proxy have the same sign of the difference.
+pytestmark = [pytest.mark.issue(8), pytest.mark.long]
 
 SETTINGS = 200
+
+
 SEED = 8
 
 
@@ -55,7 +50,6 @@ def exact_noise(f, spectrum, learning_rate):
     return sum(h**2 * variances(f, h, learning_rate).mean() for h in spectrum)
 
 
-@pytest.mark.long
 def test_the_theorem_orders_mechanisms_better_than_the_frobenius_norm(shown):
     rng = np.random.default_rng(SEED)
     right, best, pairs = {}, {}, 0
@@ -85,9 +79,6 @@ def test_the_theorem_orders_mechanisms_better_than_the_frobenius_norm(shown):
         "the theorem more often than the norm",
     )
     assert right["Theorem 4.6"] > right["Frobenius norm"]
-
-
-# ---- the convex theorem is not a guarantee ------------------------------------------------------------------
 
 
 def settled(steps, curvature, learning_rate):
@@ -123,9 +114,6 @@ def test_the_counter_example_exceeds_the_published_convex_bound(shown):
     assert holds.is_guarantee
     assert error <= holds.total
     assert growing[2**20] > growing[2**14] > 10
-
-
-# ---- what we call a guarantee -------------------------------------------------------------------------------
 
 
 def random_factorization(rng):
@@ -289,9 +277,6 @@ def test_how_far_the_bounds_are_from_the_worst_quadratic(shown):
     ):
         assert min(off[source]) >= 1
         assert max(off[source]) <= 2
-
-
-# ---- closed forms, rates, and what cannot be improved -------------------------------------------------------
 
 
 def test_brackets_in_closed_form(shown):
@@ -467,9 +452,6 @@ def test_chess_diverges_linearly_while_pgd_settles(shown):
     assert bend <= 0.01
     assert drift <= 0.01
     assert slope["chess"] >= 1000 * slope["dp-sgd"]
-
-
-# ---- the other sequences and rates --------------------------------------------------------------------------
 
 
 def test_the_virtual_sequence_of_pgd_grows(shown):

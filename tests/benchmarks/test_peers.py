@@ -1,4 +1,4 @@
-"""Issue 12: what it must show. Each question is measured with its peers, and every claim printed beside what is asked.
+"""Every claim of the benchmarks, measured beside the peers.
 
 `make bench` is the same in one command; here each question is a test of its own.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.__main__ import QUESTIONS
 
-pytestmark = [pytest.mark.long, pytest.mark.study]  # a quarter of an hour, most of it the peers'
+pytestmark = [pytest.mark.issue(12), pytest.mark.long, pytest.mark.study]
 
 ROOT = Path(__file__).parents[2]
 

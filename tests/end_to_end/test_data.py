@@ -1,4 +1,4 @@
-"""Issue 7, data: what it must show. Each test prints what was measured beside what was asked."""
+"""Data sets: downloaded, verified, loaded; and refused where a download fails."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ from antiphase.data.sources import CATALOGUE, CIFAR10, MNIST
 from antiphase.errors import DataError
 from tests.data import site
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.issue(7), pytest.mark.slow]
 
 ASKED = {
     "mnist": (60_000, 10_000, [0.1307], [0.3081]),
