@@ -212,7 +212,9 @@ def test_encoders_may_have_more_rows_than_columns():
 
 
 class Unheard(Participation):
-    def classes(self, steps):
+    fixed_order, max_participations, separation = True, 2, 1
+
+    def patterns(self, steps):
         return []
 
     def describe(self):

@@ -160,7 +160,7 @@ def test_a_sensitivity_with_cancelling_signs():
     C = f.encoder()
     assert (C.T @ C).min() < 0
     f.__dict__["sensitivity"] = max(
-        np.linalg.norm(C[:, p].sum(axis=1)) for p in f.participation.classes(16)
+        np.linalg.norm(C[:, p].sum(axis=1)) for p in f.participation.patterns(16)
     )
     assert "sensitivity of the encoder" in failing(verify(f))
 

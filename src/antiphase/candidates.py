@@ -15,7 +15,7 @@ from antiphase.design import design, names
 from antiphase.errors import AntiphaseError
 from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism, calibrate
-from antiphase.participation import MinSeparation, Participation, from_epochs
+from antiphase.participation import Participation, from_epochs
 from antiphase.sampling import AMPLIFIED, SAMPLERS
 from antiphase.workload import Workload
 
@@ -120,7 +120,7 @@ class Setting:
             raise ValueError(
                 f"sampler = {self.sampler!r}: what it brings depends on ε and δ; give both"
             )
-        if self.sampler in AMPLIFIED and isinstance(self.participation, MinSeparation):
+        if self.sampler in AMPLIFIED and not self.participation.fixed_order:
             raise ValueError(
                 f"sampler = {self.sampler!r} with a minimum separation: who is drawn by chance keeps none. Compare for "
                 "epochs, or for batches that are not sampled"
@@ -156,7 +156,7 @@ class Setting:
     @property
     def sampling_rate(self) -> float:
         """The chance of a record to be in a sampled batch; unless given, for batches as large as in the fixed order."""
-        return 1 / len(self.participation.classes(self.steps)) if self.rate is None else self.rate
+        return 1 / len(self.participation.patterns(self.steps)) if self.rate is None else self.rate
 
     def describe(self) -> str:
         words = [f"{self.steps:,} step{'s' * (self.steps > 1)}", self.participation.describe()]
@@ -175,7 +175,7 @@ def usual_candidates(setting: Setting, family: bool = False) -> list[Candidate]:
     Poisson samples what has few bands. ``family`` adds those that take a search of their own."""
     sampled = "balls-in-bins" if setting.sampler == "balls-in-bins" else "poisson"
     hidden = [Candidate("dp-sgd", sampler=sampled)] if _can_be_hidden(setting) else []
-    several = len(setting.participation.classes(setting.steps)) < setting.steps
+    several = len(setting.participation.patterns(setting.steps)) < setting.steps
     few = (
         [Candidate("toeplitz"), Candidate("dp-mf+")] if setting.sampler == "cyclic-poisson" else []
     )
@@ -275,7 +275,7 @@ def _design(setting: Setting, candidate: Candidate, tolerance: float, report: An
 
 def _can_be_hidden(setting: Setting) -> bool:
     """Whether batches by chance are an alternative: at an ε, and where nobody has to stay away between two of them."""
-    together = not isinstance(setting.participation, MinSeparation)
+    together = setting.participation.fixed_order
     return setting.epsilon is not None and setting.sampling_rate < 1 and together
 
 

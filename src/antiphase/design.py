@@ -456,5 +456,5 @@ def _setting(
             raise ValueError(
                 f"epochs = {epochs} and participation = {participation!r} say the same thing twice; give one"
             )
-        participation.classes(workload.steps)  # refuses what does not cover the steps
+        participation.patterns(workload.steps)  # refuses what does not cover the steps
     return workload, participation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphase.participation import Epochs, MinSeparation, Participation
+from antiphase.participation import Participation
 
 GRAM_COST = 30  # operations for an entry of CᵀC, about
 CALL_COST = 10_000  # operations in the time of one call of `Columns.gram`, about
@@ -16,15 +16,15 @@ def sensitivity_cost(columns: Any, participation: Participation) -> dict[str, fl
     Estimated from above, within a small factor. ``columns`` are the encoder's `Columns`.
     """
     steps, falling = columns.steps, bool(getattr(columns, "falling", False))
-    if isinstance(participation, Epochs) and columns.reach > participation.every:
-        patterns = 1 if falling else min(participation.every, steps)
-        n = -(-steps // participation.every)
+    if participation.fixed_order and columns.reach > participation.separation:
+        patterns = 1 if falling else min(participation.separation, steps)
+        n = -(-steps // participation.separation)
         return {"memory": 40 * n * n, "operations": patterns * (GRAM_COST * n * n + CALL_COST)}
-    if isinstance(participation, MinSeparation):
-        count = min(participation.count, -(-steps // participation.apart))
+    if not participation.fixed_order:
+        count = min(participation.max_participations, -(-steps // participation.separation))
         if falling:
             return {"memory": 40 * count * count, "operations": GRAM_COST * count * count}
-        if columns.reach > participation.apart and count > 1:
+        if columns.reach > participation.separation and count > 1:
             entries = steps * steps
             return {"memory": 16 * entries, "operations": (2 * count + GRAM_COST) * entries}
         return {"memory": 8 * steps, "operations": count * (steps + CALL_COST // 10)}

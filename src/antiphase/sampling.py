@@ -23,7 +23,7 @@ from antiphase._util import checks as check
 from antiphase.accounting import balls_in_bins
 from antiphase.factorizations.base import Factorization
 from antiphase.factorizations.identity import Identity
-from antiphase.participation import Epochs, MinSeparation, Once
+from antiphase.participation import Once
 from antiphase.sensitivity import sensitivity
 
 UNAMPLIFIED = ("fixed-order", "hash-slots")
@@ -205,7 +205,7 @@ class CyclicPoisson(Poisson):
     def _refuse_encoder(self) -> None:
         assert self._rate is not None
         rounds, who = -(-self._f.steps // self.groups), self._f.participation
-        if not isinstance(who, MinSeparation) or who.count < rounds or who.apart > self.groups:
+        if who.fixed_order or who.max_participations < rounds or who.separation > self.groups:
             raise ValueError(
                 f"participation = {who!r}: cyclic Poisson samples may take a record in every {self.groups}-th step; "
                 f"design for participation=min_separation({rounds}, apart={self.groups})"
@@ -235,7 +235,7 @@ class BallsInBins(Plain):
             raise ValueError(
                 f"sampling_rate = {self._rate}: balls in bins has none; it follows from the epochs"
             )
-        if not isinstance(self._f.participation, Once | Epochs):
+        if not self._f.participation.fixed_order:
             raise ValueError(
                 f"participation = {self._f.participation!r}: balls in bins needs one slot in every epoch, so "
                 "epochs(…) or once()"
@@ -250,7 +250,7 @@ class BallsInBins(Plain):
     def _gram(self) -> Any:
         sums = [
             self._f.encoder()[:, pattern].sum(axis=1)
-            for pattern in self._f.participation.classes(self._f.steps)
+            for pattern in self._f.participation.patterns(self._f.steps)
         ]
         return np.array(sums) @ np.array(sums).T
 

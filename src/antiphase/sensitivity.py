@@ -99,30 +99,33 @@ def sensitivity(encoder: Any, participation: Participation) -> float:
 
 
 def _squared(columns: Columns, participation: Participation) -> float:
-    if isinstance(participation, Once):
+    if not isinstance(participation, Once | Epochs | MinSeparation):
+        raise TypeError(
+            f"participation = {participation!r}: no sensitivity is known for a "
+            f"{type(participation).__name__}"
+        )
+    participation.require_cover(columns.steps)
+    if participation.max_participations == 1:
         # PRIVACY: the largest column norm, not row norm.   [G1]
         return float(np.max(columns.squared_norms()))
-    if isinstance(participation, Epochs):
-        patterns = participation.classes(columns.steps)
+    if participation.fixed_order:
+        patterns = participation.patterns(columns.steps)
         if _is_falling(columns):
             patterns = patterns[:1]
-        elif columns.reach <= participation.every:
+        elif columns.reach <= participation.separation:
             # PRIVACY: columns of one pattern share no row, so that their squares add up; all of them.   [G1]
             return float(
                 np.bincount(
-                    np.arange(columns.steps) % participation.every, columns.squared_norms()
+                    np.arange(columns.steps) % participation.separation, columns.squared_norms()
                 ).max()
             )
         # PRIVACY: |X_ii'|: the signs of cross terms are the adversary's to choose.   [G1]
         return float(np.max([np.abs(columns.gram(pattern)).sum() for pattern in patterns]))
-    if isinstance(participation, MinSeparation):
-        if _is_falling(columns):
-            pattern = np.arange(0, columns.steps, participation.apart)[: participation.count]
-            return float(columns.gram(pattern).sum())
-        return _min_separation_bound(columns, participation)
-    raise TypeError(
-        f"participation = {participation!r}: no sensitivity is known for a {type(participation).__name__}"
-    )
+    if _is_falling(columns):
+        pattern = np.arange(0, columns.steps, participation.separation)
+        pattern = pattern[: participation.max_participations]
+        return float(columns.gram(pattern).sum())
+    return _min_separation_bound(columns, participation)
 
 
 def is_exact(encoder: Any, participation: Participation, tolerance: float = 1e-9) -> bool:
@@ -133,24 +136,18 @@ def is_exact(encoder: Any, participation: Participation, tolerance: float = 1e-9
     that far apart are orthogonal, or shifts of one another with falling coefficients.   [G2]
     """
     columns = _columns(encoder)
-    if isinstance(participation, Once) or _is_falling(columns):
+    if participation.max_participations == 1 or _is_falling(columns):
         return True
-    if isinstance(participation, Epochs):
-        if columns.reach <= participation.every:
-            return True
-        patterns = participation.classes(columns.steps)
+    if columns.reach <= participation.separation:
+        return True
+    if participation.fixed_order:
+        patterns = participation.patterns(columns.steps)
         attained = math.sqrt(
             max(float(np.max([columns.gram(pattern).sum() for pattern in patterns])), 0.0)
         )
         return attained >= (1 - tolerance) * sensitivity(columns, participation)
-    if (
-        isinstance(participation, MinSeparation)
-        and participation.count > 1
-        and columns.reach > participation.apart
-    ):
-        gram = columns.gram(np.arange(columns.steps))
-        return not np.triu(gram, participation.apart).any()
-    return True
+    gram = columns.gram(np.arange(columns.steps))
+    return not np.triu(gram, participation.separation).any()
 
 
 def _is_falling(columns: Columns) -> bool:
@@ -167,15 +164,15 @@ def _columns(encoder: Any) -> Columns:
     return encoder if hasattr(encoder, "squared_norms") else DenseColumns(encoder)
 
 
-def _min_separation_bound(columns: Columns, participation: MinSeparation) -> float:
+def _min_separation_bound(columns: Columns, participation: Participation) -> float:
     r"""``max_π Σ_{i∈π} u_i`` with ``u_i = max_{π∋i} Σ_{i'∈π} |X_ii'|``: each maximum by dynamic programming.
 
     Never below ``max_π Σ_{i,i'∈π} |X_ii'|``, since each term of the outer sum takes its own best pattern; equal to it
     where columns ``apart`` or more steps apart are orthogonal.
     """
-    apart = participation.apart
+    apart = participation.separation
     count = min(
-        participation.count, -(-columns.steps // apart)
+        participation.max_participations, -(-columns.steps // apart)
     )  # no more fit between the first step and the last
     norms = columns.squared_norms()
     if count == 1:

@@ -19,7 +19,6 @@ from antiphase.errors import FileFormatError
 from antiphase.factorizations.base import Factorization, refuse_if_too_large
 from antiphase.mechanism import Mechanism
 from antiphase.noise import Key
-from antiphase.participation import Epochs, Once
 from antiphase.solvers.dispatch import best_bound
 
 LARGEST = 8192  # steps up to which the T × T encoder is looked at
@@ -116,15 +115,15 @@ def _triangular(C: Array) -> Check:
 
 def _sensitivity(f: Factorization, C: Array) -> Check:
     """By brute force where patterns can be listed: all the entries of CᵀC that a record touches, signs aligned."""
-    if isinstance(f.participation, Once | Epochs):
-        patterns = f.participation.classes(f.steps)
+    if f.participation.fixed_order:
+        patterns = f.participation.patterns(f.steps)
         worst = max(math.sqrt(float(np.abs(C[:, p].T @ C[:, p]).sum())) for p in patterns)
         how = "every pattern"
     else:
         worst = math.sqrt(max(float(np.einsum("ij,ij->j", C, C).max()), 0.0))
         how = "one participation; more are bounded"
     # PRIVACY: a claim below what some record can do is wrong; so little above is rounding.   [G1]
-    exact = isinstance(f.participation, Once | Epochs) and f.sensitivity_is_exact
+    exact = f.participation.fixed_order and f.sensitivity_is_exact
     holds = worst <= f.sensitivity * (1 + 1e-9) and (
         not exact or worst >= f.sensitivity * (1 - 1e-6)
     )

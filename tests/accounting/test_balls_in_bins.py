@@ -125,7 +125,7 @@ def test_the_first_rows_are_paid_for():
     f = ap.design("dp-sgd", steps=4, epochs=2)
     m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampler="balls-in-bins")
     for rows in (2, 3, 4):
-        means = np.array([f.encoder()[:rows, p].sum(axis=1) for p in f.participation.classes(4)])
+        means = np.array([f.encoder()[:rows, p].sum(axis=1) for p in f.participation.patterns(4)])
         gram = means @ means.T
         s = m.noise_scale / math.sqrt(gram.diagonal().max())
         assert exact_delta(gram, s, m.epsilon(rows=rows)) <= 1e-2

@@ -50,7 +50,7 @@ def test_rotations_change_no_sensitivity_and_more_rows_never_lower_it(C, partici
     assert sensitivity(turn @ C, participation) == pytest.approx(whole, rel=1e-9)
     more = sensitivity(np.vstack([C, rng.normal(size=(2, len(C)))]), participation)
     attained = [
-        np.linalg.norm(C[:, pattern].sum(axis=1)) for pattern in participation.classes(len(C))
+        np.linalg.norm(C[:, pattern].sum(axis=1)) for pattern in participation.patterns(len(C))
     ]
     assert more >= (whole if is_exact(C, participation) else max(attained)) * (1 - 1e-9)
     assert sensitivity(3 * C, participation) == pytest.approx(3 * whole, rel=1e-12)
@@ -61,7 +61,7 @@ def test_rotations_change_no_sensitivity_and_more_rows_never_lower_it(C, partici
 def test_no_record_moves_the_output_further(C, participation, seed):
     """Gradients of norm 1 in steps that the participation allows, each in a direction of its own."""
     rng = np.random.default_rng(seed)
-    for pattern in participation.classes(len(C)):
+    for pattern in participation.patterns(len(C)):
         G = np.zeros((len(C), 3))
         G[pattern] = rng.normal(size=(len(pattern), 3))
         G[pattern] /= np.linalg.norm(G[pattern], axis=1, keepdims=True)

@@ -27,7 +27,7 @@ def test_the_bound_never_falls_and_the_feasible_point_is_feasible():
     rng = np.random.default_rng(0)
     for _ in range(60):
         root, participation = random_problem(rng)
-        classes = participation.classes(root.shape[1])
+        classes = participation.patterns(root.shape[1])
         groups = [
             np.array([c for c in classes if len(c) == size]) for size in {len(c) for c in classes}
         ]
@@ -45,7 +45,7 @@ def test_the_bound_never_falls_and_the_feasible_point_is_feasible():
 
 def test_a_search_cut_short_still_certifies():
     root = Average().root(Workload.sgd(64))
-    classes = epochs(8, 8).classes(64)
+    classes = epochs(8, 8).patterns(64)
     best = dual.solve(root, classes).lower_bound
     for iterations in (0, 1, 2, 5):
         early = dual.solve(root, classes, iterations=iterations)
@@ -74,7 +74,7 @@ def test_whatever_it_is_made_from_the_best_for_a_separation_has_sensitivity_1():
 
 def test_cross_terms_left_over_are_counted():
     """At the start of a search they are large, and of both signs: in each class the |entries| of X sum up to 1."""
-    classes = epochs(4, 6).classes(24)
+    classes = epochs(4, 6).patterns(24)
     Y = dual.solve(Average().root(Workload.sgd(24, momentum=0.9)), classes, iterations=0).factor
     blocks = [Y[:, c].T @ Y[:, c] for c in classes]
     assert min(b.min() for b in blocks) < -0.001
@@ -84,20 +84,20 @@ def test_cross_terms_left_over_are_counted():
 
 def test_acceleration_pays():
     root = Average().root(Workload.sgd(64))
-    assert dual.solve(root, once().classes(64)).iterations <= 12
-    assert dual.solve(root, epochs(4, 16).classes(64)).iterations <= 35
+    assert dual.solve(root, once().patterns(64)).iterations <= 12
+    assert dual.solve(root, epochs(4, 16).patterns(64)).iterations <= 35
 
 
 def test_more_rows_than_columns_are_no_matter():
     root = np.vstack([Restarts(4, include_final=True).root(Workload.sgd(12)), np.eye(12)])
-    tall = dual.solve(root, once().classes(12))
-    square = dual.solve(np.linalg.cholesky(root.T @ root, upper=True), once().classes(12))
+    tall = dual.solve(root, once().patterns(12))
+    square = dual.solve(np.linalg.cholesky(root.T @ root, upper=True), once().patterns(12))
     assert tall.lower_bound == pytest.approx(square.lower_bound, rel=1e-8)
 
 
 def test_the_reversed_factor_has_the_gram_matrix_on_its_columns():
     """CᵀC = X: the plain Cholesky factor has CCᵀ = X, and a sensitivity above 1."""
-    Y = dual.solve(Average().root(Workload.sgd(32)), once().classes(32)).factor
+    Y = dual.solve(Average().root(Workload.sgd(32)), once().patterns(32)).factor
     X = Y.T @ Y
     C = reversed_cholesky(Y)
     np.testing.assert_allclose(C.T @ C, X, atol=1e-13)
@@ -109,10 +109,10 @@ def test_the_reversed_factor_has_the_gram_matrix_on_its_columns():
 
 def test_idle_steps_get_independent_noise():
     workload = Workload.sgd(8, delay=2)
-    C, _ = optimal_encoder(Average().root(workload), once().classes(8), tolerance=1e-9)
+    C, _ = optimal_encoder(Average().root(workload), once().patterns(8), tolerance=1e-9)
     np.testing.assert_array_equal(C[6:, 6:], np.eye(2))
     assert not C[6:, :6].any()
-    C, _ = optimal_encoder(Average().root(workload), epochs(2, 4).classes(8), tolerance=1e-9)
+    C, _ = optimal_encoder(Average().root(workload), epochs(2, 4).patterns(8), tolerance=1e-9)
     assert 0 < C[7, 7] < 0.02
     assert sensitivity(C, epochs(2, 4)) <= 1 + 1e-12
 
@@ -121,4 +121,4 @@ def test_an_objective_that_sees_too_little_is_refused():
     root = Damped(0.5).root(Workload.sgd(5))
     root[2] = 0.0
     with pytest.raises(ValueError, match="does not see every gradient"):
-        optimal_encoder(root, once().classes(5), tolerance=1e-9)
+        optimal_encoder(root, once().patterns(5), tolerance=1e-9)

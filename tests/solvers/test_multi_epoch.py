@@ -83,7 +83,7 @@ def test_cross_terms_are_counted():
     workload, participation = ap.Workload.sgd(48), ap.epochs(8, 6)
     f = epoch_optimum("x", workload, Average(), participation, options={}, tolerance=0.5)
     X = f.encoder().T @ f.encoder()
-    blocks = [X[np.ix_(c, c)] for c in participation.classes(48)]
+    blocks = [X[np.ix_(c, c)] for c in participation.patterns(48)]
     assert max(np.abs(b - np.diag(np.diagonal(b))).max() for b in blocks) > 1e-6
     assert max(np.abs(b).sum() for b in blocks) <= 1 + 1e-12
 
@@ -98,7 +98,7 @@ def test_classes_are_scaled_by_all_that_one_record_can_do(name, objective):
     search = Search(problem_of(workload, objective), every, 1e-16, 1e-12)
     C = block_diag(*_encoder(search, search.evaluate(search.start()), workload, participation))
     X = C.T @ C
-    blocks = [X[np.ix_(c, c)] for c in participation.classes(workload.steps)]
+    blocks = [X[np.ix_(c, c)] for c in participation.patterns(workload.steps)]
     assert min(np.trace(b) for b in blocks) < 0.9
     np.testing.assert_allclose([np.abs(b).sum() for b in blocks], 1, atol=1e-8)
 
@@ -152,7 +152,7 @@ def test_restarts_in_every_epoch_stream_and_are_cut_where_the_objective_is():
     for stream in (f, g):
         columns = stream._columns()
         dense = DenseColumns(stream.encoder())
-        for pattern in (*stream.participation.classes(60), np.array([0, 1, 20]), np.array([3])):
+        for pattern in (*stream.participation.patterns(60), np.array([0, 1, 20]), np.array([3])):
             np.testing.assert_allclose(columns.gram(pattern), dense.gram(pattern), atol=1e-12)
         assert stream.sensitivity == pytest.approx(
             ap.sensitivity(stream.encoder(), stream.participation), rel=1e-12

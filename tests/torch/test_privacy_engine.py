@@ -596,7 +596,7 @@ def test_an_example_twice_in_a_step_is_refused(made):
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
     engine = PrivacyEngine(mechanism="dp-mf")
     module, optimizer, private = make_private(engine, loader, model, epochs=1, **options)
-    with pytest.raises(ParticipationError, match="step 0: an example comes twice"):
+    with pytest.raises(ParticipationError, match="step 0: an example occurs twice"):
         accumulated(module, optimizer, private, options.get("gradient_accumulation_steps", 1))
     assert optimizer.release.position == optimizer.release.drawn == 0
     assert not optimizer.release.ledger.count.any()
@@ -611,7 +611,7 @@ def test_an_example_twice_across_a_memory_managers_pieces_is_refused():
         BatchMemoryManager(
             data_loader=private, max_physical_batch_size=2, optimizer=optimizer
         ) as pieces,
-        pytest.raises(ParticipationError, match="step 0: an example comes twice"),
+        pytest.raises(ParticipationError, match="step 0: an example occurs twice"),
     ):
         epoch(module, optimizer, pieces)
     assert optimizer.release.position == optimizer.release.drawn == 0

@@ -421,7 +421,7 @@ class MechanismTrials:
         """1 or −1 in the steps in which the canary takes part: gradients of one direction, in clip norms."""
         f = self.mechanism.factorization
         columns, best = f._columns(), (0.0, np.zeros(f.steps))
-        for pattern in f.participation.classes(f.steps):
+        for pattern in f.participation.patterns(f.steps):
             gram = columns.gram(pattern)
             signs = (
                 np.where(np.linalg.eigh(gram)[1][:, -1] < 0, -1.0, 1.0)

@@ -134,7 +134,7 @@ def compare(
         _print(found)
         for path in drawn:
             out.print(f"Written to {path}")
-    size = setting.sampling_rate * len(setting.participation.classes(steps))
+    size = setting.sampling_rate * len(setting.participation.patterns(steps))
     if abs(size - 1) > 0.01:
         console.warn(
             f"at rate {setting.sampling_rate:g} sampled batches are {size:.3g} times as large as those in the fixed "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from antiphase._util import checks as check
-from antiphase.participation import MinSeparation, Once, Participation
+from antiphase.participation import Participation
 
 
 class Roster:
@@ -22,7 +22,8 @@ class Roster:
     """
 
     def __init__(self, participation: Participation) -> None:
-        self._count, self._apart = _limits(participation)
+        _require_any_order(participation)
+        self._count, self._apart = participation.max_participations, participation.separation
         self._asked: dict[
             str, tuple[int, int]
         ] = {}  # how often, and in which round last: a queue, newest last
@@ -84,18 +85,18 @@ def smallest_population(participation: Participation, rounds: int, clients_per_r
     """
     rounds = check.whole_number("rounds", rounds)
     clients = check.whole_number("clients_per_round", clients_per_round)
-    count, apart = _limits(participation)
-    return max(clients * min(apart, rounds), -(-clients * rounds // count))
-
-
-def _limits(participation: Participation) -> tuple[int, int]:
-    """At most how often, and at least how far apart."""
-    check.instance("participation", participation, Participation)
-    if isinstance(participation, Once):
-        return 1, 1
-    if isinstance(participation, MinSeparation):
-        return participation.count, participation.apart
-    raise ValueError(
-        f"participation = {participation.describe()}: users come when they can, not in a fixed order. Design for "
-        "once() or min_separation(count, apart)"
+    _require_any_order(participation)
+    return max(
+        clients * min(participation.separation, rounds),
+        -(-clients * rounds // participation.max_participations),
     )
+
+
+def _require_any_order(participation: Participation) -> None:
+    """Raise ValueError if a user's rounds would follow from the first of them."""
+    check.instance("participation", participation, Participation)
+    if participation.fixed_order and participation.max_participations > 1:
+        raise ValueError(
+            f"participation = {participation.describe()}: users take part when they are available, not in a fixed "
+            "order; design for once() or min_separation(count, apart)"
+        )

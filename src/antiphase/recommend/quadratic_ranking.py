@@ -21,7 +21,6 @@ from antiphase._util.checks import Array
 from antiphase.candidates import REFUSALS, Candidate, Setting
 from antiphase.design import design
 from antiphase.factorizations.base import Factorization
-from antiphase.participation import Epochs, Once
 from antiphase.theory.quadratic import Expectation, Quadratic, Split, ends_further_off, exact
 from antiphase.theory.spectrum import Spectrum
 
@@ -151,7 +150,7 @@ def search(
         judged("dp-mf+", tau=tau)
     if T == 1:
         return list(trials.values()), refused
-    fine = isinstance(setting.participation, Once)
+    fine = setting.participation.max_participations == 1
     for weight in (1.0, T**0.25, math.sqrt(T)) if fine else (1.0, math.sqrt(T)):
         _search_damping(setting, judge, fine, weight, judged)
     if fine and not judge.is_estimate:
@@ -170,13 +169,13 @@ def restarts(setting: Setting) -> list[int]:
     kept over a participation)."""
     T, who = setting.steps, setting.participation
     powers = [2**k for k in range(1, T.bit_length()) if 2**k < T]
-    if isinstance(who, Epochs):
+    if (every := who.steps_per_epoch) is not None:
         return [
             T,
-            *([who.every] if 1 < who.every < T else []),
-            *(p for p in powers if who.every % p == 0),
+            *([every] if 1 < every < T else []),
+            *(p for p in powers if every % p == 0),
         ]
-    return [T, *powers] if isinstance(who, Once) else [T]
+    return [T, *powers] if who.max_participations == 1 else [T]
 
 
 def _search_damping(

@@ -15,7 +15,6 @@ from antiphase._util import checks as check
 from antiphase._util.progress import Progress, ProgressReport
 from antiphase.comparison import Candidate, Comparison, Entry, Setting, compare
 from antiphase.objective import Damped, Objective, Restarts
-from antiphase.participation import Epochs
 from antiphase.recommend.quadratic_ranking import DOUBT, JUDGES, Judge, Trial, score, search
 
 FEW = 16  # vectors of memory; a stream that keeps no more is cheap
@@ -154,9 +153,9 @@ def _by_worst_case(
         Candidate("dp-mf+", {"tau": setting.steps}),
     ]
     who = setting.participation
-    if isinstance(who, Epochs) and who.every > 1:
+    if (who.steps_per_epoch or 1) > 1:
         candidates.append(
-            Candidate("dp-mf+", {"tau": who.every})
+            Candidate("dp-mf+", {"tau": who.steps_per_epoch})
         )  # restarts between participations: a stream
     if poisson:
         candidates.insert(1, Candidate("dp-sgd", sampler="poisson"))

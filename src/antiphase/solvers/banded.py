@@ -14,7 +14,7 @@ from antiphase.factorizations.banded import Banded, outside
 from antiphase.factorizations.base import refuse_if_too_large
 from antiphase.linalg.lbfgs import MEMORY, descend
 from antiphase.objective import Objective
-from antiphase.participation import Epochs, Participation
+from antiphase.participation import Participation
 from antiphase.problem import recurrence_of, searched_for
 from antiphase.workload import Workload, _multiply_bands
 
@@ -51,7 +51,7 @@ class _Search:
         self._outside = outside(np.empty(self._shape))
         # In a fixed order the steps of a pattern share a budget, and lags count that the bands reach; in other orders
         # columns of one norm serve best.
-        every = participation.every if isinstance(participation, Epochs) else len(inverse)
+        every = participation.steps_per_epoch or len(inverse)
         self._owner = np.arange(len(inverse)) % every
         self._lags = range(every, bands, every)
 

@@ -34,7 +34,7 @@ def block_optimum(
         key = root.tobytes() + bytes(str(root.shape), "ascii")
         if key not in solved:
             if root.any():
-                classes = Once().classes(root.shape[1])
+                classes = Once().patterns(root.shape[1])
                 encoder, its_bound = optimal_encoder(
                     root, classes, tolerance=tolerance, progress=progress
                 )

@@ -34,7 +34,7 @@ def dense_optimum(
 ) -> Dense:
     """The optimal factorization and its certificate."""
     refuse_if_too_large(workload.steps, copies=8)
-    classes = participation.classes(workload.steps)
+    classes = participation.patterns(workload.steps)
     root = objective.root(workload)
     encoder, bound = optimal_encoder(root, classes, tolerance=tolerance, progress=progress)
     # PRIVACY: normalised by the one sensitivity there is, not by what the optimisation believes.   [G1]

@@ -12,7 +12,7 @@ from antiphase.factorizations.base import Factorization
 from antiphase.factorizations.block_diagonal import decouples
 from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Maximum, Objective
-from antiphase.participation import MinSeparation, Once, Participation
+from antiphase.participation import Participation
 from antiphase.solvers.block_diagonal import block_optimum
 from antiphase.solvers.dense import dense_optimum
 from antiphase.solvers.design_cache import remembered
@@ -88,7 +88,7 @@ def optimal(
                 return with_fewest(found, progress=watched)
             return fitted(found, buffers, progress=watched)
 
-        if isinstance(participation, MinSeparation) and form == "separated":
+        if form == "separated":
             return separated(participation, workload.steps, of)
         return of(participation)
 
@@ -130,12 +130,12 @@ def _form(
         check.whole_number("buffers", buffers)
     if can_be_streamed(workload, objective, participation):
         return "streamed"
-    if isinstance(participation, MinSeparation) and (
+    if not participation.fixed_order and (
         isinstance(buffers, str)
-        or can_be_streamed(workload, objective, participation.evenly(workload.steps))
+        or can_be_streamed(workload, objective, participation.evenly_spaced(workload.steps))
     ):
         return "separated"
-    if isinstance(participation, Once) and decouples(workload, objective):
+    if participation.max_participations == 1 and decouples(workload, objective):
         return "blocks"
     if not isinstance(buffers, str):
         if objective.recurrence(workload) is None:

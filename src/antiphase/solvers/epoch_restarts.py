@@ -18,7 +18,7 @@ from antiphase.factorizations.base import Factorization, refuse_if_too_large
 from antiphase.factorizations.block_diagonal import BlockDiagonal
 from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Average, Objective, _row_weights
-from antiphase.participation import Epochs, MinSeparation, Once, Participation
+from antiphase.participation import Once, Participation
 from antiphase.problem import searched_for
 from antiphase.sensitivity import sensitivity
 from antiphase.solvers.dense import optimal_encoder
@@ -39,7 +39,7 @@ def restarted(
 ) -> Factorization:
     """The best encoder that restarts with every epoch (or after each minimum separation): a stream for plain SGD and
     weighted iterates, else blocks."""
-    starts = list(range(0, workload.steps, _length(participation, workload.steps)))
+    starts = list(range(0, workload.steps, min(participation.separation, workload.steps)))
     ranges = list(zip(starts, [*starts[1:], workload.steps], strict=True))
     common: dict[str, Any] = {"options": options}
     if workload.is_plain_sgd and not workload.idle.any() and isinstance(objective, Average):
@@ -74,7 +74,7 @@ def restarted(
             bounds.append(0.0)
             continue
         encoder, bound = optimal_encoder(
-            part, Once().classes(stop - start), tolerance=TOLERANCE, progress=progress
+            part, Once().patterns(stop - start), tolerance=TOLERANCE, progress=progress
         )
         blocks.append(encoder / sensitivity(encoder, Once()))
         bounds.append(bound)
@@ -85,15 +85,9 @@ def restarted(
     )
 
 
-def _length(participation: Participation, steps: int) -> int:
-    if isinstance(participation, Epochs):
-        return min(participation.every, steps)
-    return min(participation.apart, steps) if isinstance(participation, MinSeparation) else steps
-
-
 def _shares(participation: Participation, errors: Array) -> Array:
     """The scale of each encoder: the squares add up to 1 over the epochs; all alike where any of them may be met."""
-    if isinstance(participation, MinSeparation):
+    if not participation.fixed_order:
         return np.ones(len(errors))
     squares = np.sqrt(
         np.maximum(errors, 1e-6 * errors.max())

@@ -37,7 +37,7 @@ from antiphase._util.progress import Progress
 from antiphase.factorizations.streaming import Segment, Streaming
 from antiphase.linalg.lbfgs import descend
 from antiphase.objective import Objective
-from antiphase.participation import Epochs, Indices, MinSeparation, Once, Participation
+from antiphase.participation import Indices, Once, Participation
 from antiphase.problem import Problem, problem_of, recurrence_of
 from antiphase.solvers.blt import MOST, blt_optimum
 from antiphase.solvers.streaming import WITHIN, split
@@ -148,7 +148,7 @@ def _descended(
     """None if its coefficients cancel one another, so that there is no making noise with them."""
     kept = np.ones((problem.size, min(buffers, MOST)))
     kept[problem.starts] = 0.0
-    every = stream.participation.every if isinstance(stream.participation, Epochs) else stream.steps
+    every = stream.participation.steps_per_epoch or stream.steps
     classes = np.unique(problem.live % every, return_inverse=True)[1]
     search = BufferSearch(
         problem.P, problem.N, problem.weights**2, classes, kept, np.roll(kept, -1, axis=0)
@@ -203,11 +203,9 @@ def _start(search: BufferSearch, window: int) -> Array:
 
 def _windows(participation: Participation, steps: int) -> tuple[int, Indices]:
     """How long a buffer may hold on, and which steps share a budget."""
-    if isinstance(participation, Epochs):
-        return min(participation.every, steps), np.arange(steps) % participation.every
-    assert isinstance(participation, MinSeparation)
-    # Any steps so far apart can be a pattern, so that no step may cost more than another.
-    return min(participation.apart, steps), np.arange(steps)
+    # In any order, steps far enough apart form a pattern, so that no step may cost more than another.
+    every = participation.steps_per_epoch or steps
+    return min(participation.separation, steps), np.arange(steps) % every
 
 
 def _emptied(steps: int, window: int, buffers: int) -> tuple[Array, Array]:

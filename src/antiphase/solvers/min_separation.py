@@ -16,16 +16,16 @@ from antiphase._util.checks import Array
 from antiphase.factorizations.base import Factorization, refuse_if_too_large
 from antiphase.factorizations.dense import Dense
 from antiphase.factorizations.streaming import Streaming
-from antiphase.participation import MinSeparation, Once, Participation
+from antiphase.participation import Once, Participation
 from antiphase.sensitivity import sensitivity
 
 
 def separated(
-    participation: MinSeparation, steps: int, optimum: Callable[[Participation], Factorization]
+    participation: Participation, steps: int, optimum: Callable[[Participation], Factorization]
 ) -> Factorization:
     """The best of the optima for evenly spaced participations and for one, as they are and with as many diagonals as
     participations are apart."""
-    even, single = optimum(participation.evenly(steps)), optimum(Once())
+    even, single = optimum(participation.evenly_spaced(steps)), optimum(Once())
 
     def judged(candidate: Factorization) -> Factorization:
         return replace(candidate, participation=participation, bound=even.lower_bound)
@@ -34,7 +34,7 @@ def separated(
         return min(map(judged, (even, single)), key=lambda f: f.error)
     refuse_if_too_large(steps, copies=8)
     matrices = [even.encoder(), single.encoder(), np.eye(steps)]
-    matrices += [_banded(matrix, participation.apart) for matrix in matrices[:2]]
+    matrices += [_banded(matrix, participation.separation) for matrix in matrices[:2]]
     # PRIVACY: normalised by the one sensitivity there is, not by what the optimisation believes.   [G1]
     scaled = [matrix / sensitivity(matrix, participation) for matrix in matrices]
     candidates = [

@@ -30,7 +30,7 @@ from antiphase.factorizations.dense import Dense
 from antiphase.linalg import block_cyclic
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.objective import Objective
-from antiphase.participation import Epochs, Indices, Participation
+from antiphase.participation import Indices, Participation
 from antiphase.problem import Problem, problem_of
 from antiphase.sensitivity import sensitivity
 from antiphase.solvers import dual
@@ -344,10 +344,10 @@ def can_be_ringed(workload: Workload, objective: Objective, participation: Parti
     """Whether `epoch_optimum` applies: a short recurrence, idle steps at the ends only, epochs longer than its
     memory."""
     problem = problem_of(workload, objective)
-    if problem is None or not isinstance(participation, Epochs):
+    if problem is None or participation.steps_per_epoch is None:
         return False
     contiguous = problem.live[-1] - problem.live[0] + 1 == problem.size
-    return bool(contiguous) and problem.half_bandwidth <= participation.every < problem.size
+    return bool(contiguous) and problem.half_bandwidth <= participation.separation < problem.size
 
 
 def epoch_optimum(
@@ -363,12 +363,11 @@ def epoch_optimum(
     """The optimal factorization for several epochs, and its certificate."""
     problem = problem_of(workload, objective)
     assert problem is not None
-    assert isinstance(participation, Epochs)
     refuse_if_too_large(int(np.diff([*problem.starts, problem.size]).max()), copies=5)
     sharper, V = tolerance, None
     best: Factorization | None = None
     while True:
-        search = Search(problem, participation.every, max(sharper / 1000, 1e-16), sharper)
+        search = Search(problem, participation.separation, max(sharper / 1000, 1e-16), sharper)
         found = dual.climb(
             search.evaluate, V or search.start(), tolerance=sharper / 2, progress=progress
         )
@@ -419,11 +418,11 @@ def bound_only(
     The upper one is the error of ``X(V)`` with all classes scaled by the largest.
     """
     problem = problem_of(workload, objective)
-    if problem is None or not isinstance(participation, Epochs):
+    if problem is None or participation.steps_per_epoch is None:
         raise ValueError(
             "there is a bound without an encoder for short recurrences and epochs only"
         )
-    search = Search(problem, participation.every, max(tolerance / 1000, 1e-16), tolerance)
+    search = Search(problem, participation.separation, max(tolerance / 1000, 1e-16), tolerance)
     found = dual.climb(search.evaluate, search.start(), tolerance=tolerance, progress=progress)
     return search.certified(found.best.V)
 
@@ -435,7 +434,7 @@ def _encoder(
     problem, every = search.problem, search.every
     # PRIVACY: left-over cross terms are counted, not zeroed: the whole class is scaled by them.   [G1]
     sums = np.concatenate([np.abs(x).sum(axis=(1, 2)) for x in point.X])
-    scale, shrink = idle_scale(workload.steps, problem.live, participation.classes(workload.steps))
+    scale, shrink = idle_scale(workload.steps, problem.live, participation.patterns(workload.steps))
     shrink = shrink * (sums**-0.5)[np.arange(problem.size) % every]
     V = search.layout.full(point.V)
     blocks = []

@@ -13,7 +13,7 @@ from antiphase.factorizations.block_diagonal import decouples
 from antiphase.factorizations.streaming import FIELDS, Segment, Streaming, _variances
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.objective import Average, Objective, Restarts
-from antiphase.participation import Epochs, Indices, Once, Participation
+from antiphase.participation import Indices, Participation
 from antiphase.problem import Problem, problem_of
 from antiphase.solvers.single_participation import DualPoint, maximise
 from antiphase.workload import Workload
@@ -70,7 +70,7 @@ def streamed_optimum(
             bound=bound,
         )
 
-    single = not isinstance(participation, Epochs)
+    single = participation.max_participations == 1
     if (
         isinstance(objective, Restarts)
         and decouples(workload, objective)
@@ -80,7 +80,8 @@ def streamed_optimum(
         return _by_blocks(workload, objective, tolerance, buffers, progress, made)
     problem = problem_of(workload, objective)
     assert problem is not None
-    owner = problem.live % participation.every if isinstance(participation, Epochs) else None
+    every = participation.steps_per_epoch
+    owner = None if every is None else problem.live % every
 
     def error(segment: Segment) -> float:
         return made(*split(segment, problem.starts), 1.0).error
@@ -219,9 +220,9 @@ def _with_buffers(
 def can_be_streamed(workload: Workload, objective: Objective, participation: Participation) -> bool:
     """Whether the optimum has this form: for one participation, or with a restart between any two."""
     problem = problem_of(workload, objective)
-    if problem is None or not isinstance(participation, Once | Epochs):
+    if problem is None or not participation.fixed_order:
         return False
-    if isinstance(participation, Once) or participation.every >= workload.steps:
+    if participation.separation >= workload.steps:
         return True
     longest = int(np.diff([*problem.starts, problem.size]).max())
-    return longest <= participation.every and not workload.idle.any()
+    return longest <= participation.separation and not workload.idle.any()

@@ -20,7 +20,7 @@ from antiphase.factorizations.toeplitz import Toeplitz, is_steady
 from antiphase.linalg import power_series
 from antiphase.linalg.lbfgs import descend
 from antiphase.objective import Average, Maximum, Objective
-from antiphase.participation import Epochs, MinSeparation, Once, Participation
+from antiphase.participation import Epochs, Participation
 from antiphase.problem import searched_for, without_idle_steps
 from antiphase.solvers.closed_form import square_root_coefficients
 from antiphase.solvers.single_participation import _apply_transposed, _solve_transposed
@@ -82,11 +82,7 @@ class Loss:
 
 def shifts(participation: Participation, steps: int) -> list[int]:
     """The steps of the worst pattern: from the first on, as close as they may be."""
-    if isinstance(participation, Once):
-        return [0]
-    assert isinstance(participation, Epochs | MinSeparation)
-    every = participation.every if isinstance(participation, Epochs) else participation.apart
-    return list(range(0, steps, every))[: participation.count]
+    return list(range(0, steps, participation.separation))[: participation.max_participations]
 
 
 def noise_form(workload: Workload, objective: Objective) -> Form:
@@ -155,7 +151,7 @@ def _start(participation: Participation, steps: int, terms: int) -> Array:
         return root
     fewer = steps * LONGEST_START // terms
     smaller: Participation = participation
-    if not isinstance(participation, Once):
+    if participation.max_participations > 1:
         count = len(shifts(participation, steps))
         smaller = Epochs(count, -(-fewer // count))
     coarse = _searched(

@@ -319,7 +319,7 @@ def sampler_for(mechanism: Mechanism, size: int) -> CyclicPoisson | BallsInBins:
         return CyclicPoisson(size, mechanism.sampling_rate, groups=mechanism.factorization.bands)
     if mechanism.sampler == "balls-in-bins":
         return BallsInBins(
-            size, len(mechanism.factorization.participation.classes(mechanism.steps))
+            size, len(mechanism.factorization.participation.patterns(mechanism.steps))
         )
     if mechanism.sampler == "poisson":
         assert mechanism.sampling_rate is not None
