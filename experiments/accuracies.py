@@ -72,7 +72,12 @@ def chart(
         x = series[0].x
         series.append(
             charts.Series(
-                charts.ALONE, "no noise", x, np.full(len(x), 100 * level), dashed=True, points=False
+                charts.NON_PRIVATE,
+                "no noise",
+                x,
+                np.full(len(x), 100 * level),
+                dashed=True,
+                points=False,
             )
         )
     return over_budgets(title, series, note)

@@ -6,7 +6,7 @@ in an order that each trial draws once; of one epoch the last 608 images are not
 short, and sums are divided by the public batch size all the same. DP-SGD has Poisson batches with the same expected
 size and the amplification that a privacy loss distribution gives it; beside it, DP-SGD without.
 
-Beyond the paper: *advised*, the mechanism that `antiphase.recommend.recommendation` recommends for batches in a fixed order, from
+Beyond the paper: *advised*, the mechanism that `antiphase.recommend` recommends for batches in a fixed order, from
 the curvature of the same model on public images (Fashion-MNIST); and training that clips and adds no noise.
 """
 
@@ -29,7 +29,7 @@ from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.participation import min_separation
-from antiphase.recommend.recommendation import advise
+from antiphase.recommendation import recommend
 from antiphase.reporting import charts, figures
 from antiphase.theory.spectrum import Spectrum
 from antiphase.torch.batch_selection import FixedOrder
@@ -120,9 +120,11 @@ def _design(cell: Cell) -> Factorization:
 
 
 def _advised(cell: Cell) -> Factorization:
-    """What `advise` recommends. It looks at public images alone; on batches in a fixed order it is the same for all ε,
+    """What `recommend` recommends. It looks at public images alone; on batches in a fixed order it is the same for all ε,
     which scale the noise of all designs alike."""
-    return advise(setting_of(cell), spectrum=public_spectrum(cell["clip_norm"])).best.factorization
+    return recommend(
+        setting_of(cell), spectrum=public_spectrum(cell["clip_norm"])
+    ).best.factorization
 
 
 def setting_of(cell: Cell) -> Setting:
@@ -323,7 +325,7 @@ def _against_epsilon(setting: dict[str, Any], title: str) -> charts.Lines:
         series.append(charts.Series(name, label, x, means, errors, dashed=label == FIXED))
     for label, (mean, _) in setting["levels"].items():
         level = np.full(len(x), 100 * mean)
-        series.append(charts.Series(charts.ALONE, label, x, level, dashed=True, points=False))
+        series.append(charts.Series(charts.NON_PRIVATE, label, x, level, dashed=True, points=False))
     note = NOTE + f"δ = {COMMON['delta']:g}, learning rate {COMMON['learning_rate']:g}."
     return over_budgets(title, series, note)
 

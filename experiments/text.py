@@ -3,7 +3,7 @@ r"""The paper's Table 2: next-word prediction by federated averaging, with user-
 As in the paper: an LSTM, sentences of at most 20 words, users who take part once, server momentum 0.9, a learning rate
 that falls to a twentieth over the last quarter of the rounds, noise multipliers 0.341 × {1, 2, 4, 8, 16}, accuracy of
 the last model on other users. C is designed for prefix sums, as the paper does, or for what the server computes, as we
-advise. Beyond the paper: the tree of DP-FTRL; *advised*, what `antiphase.recommend.recommendation` recommends for the true
+advise. Beyond the paper: the tree of DP-FTRL; *advised*, what `antiphase.recommend` recommends for the true
 workload; and training that clips and adds hardly any noise.
 
 Users are Shakespeare's roles; or, where ``ANTIPHASE_TEXT`` is the path of a file of JSON lines
@@ -39,7 +39,7 @@ from antiphase.factorizations.base import Factorization
 from antiphase.federated import Server
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
-from antiphase.recommend.recommendation import advise
+from antiphase.recommendation import recommend
 from antiphase.reporting import charts, figures
 from antiphase.workload import Workload
 from experiments import accuracies
@@ -182,7 +182,7 @@ def design_of(cell: Cell) -> Factorization:
 @lru_cache(maxsize=8)
 def _design(name: str, true: Workload, for_prefix_sums: bool) -> Factorization:
     if name == "advised":
-        return advise(Setting(true, ap.once())).best.factorization
+        return recommend(Setting(true, ap.once())).best.factorization
     return ap.design(name, steps=true.steps) if for_prefix_sums else ap.design(name, workload=true)
 
 
@@ -343,7 +343,12 @@ def _chart(record: dict[str, Any], setting: dict[str, Any], title: str) -> chart
     for label, level in _levels(record["summary"]).items():
         series.append(
             charts.Series(
-                charts.ALONE, label, x, np.full(len(x), 100 * level), dashed=True, points=False
+                charts.NON_PRIVATE,
+                label,
+                x,
+                np.full(len(x), 100 * level),
+                dashed=True,
+                points=False,
             )
         )
     return charts.Lines(

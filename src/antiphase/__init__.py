@@ -2,6 +2,7 @@
 
 from antiphase import objective, participation
 from antiphase.band_selection import BestBands, best_bands
+from antiphase.comparison import Comparison, compare
 from antiphase.design import design, names
 from antiphase.errors import (
     AntiphaseError,
@@ -21,6 +22,7 @@ from antiphase.mechanism import Mechanism, calibrate, load
 from antiphase.noise import Key
 from antiphase.objective import Objective
 from antiphase.participation import Participation, epochs, min_separation, once
+from antiphase.recommendation import Recommendation, recommend
 from antiphase.sensitivity import sensitivity
 from antiphase.statement import PrivacyStatement
 from antiphase.workload import Workload
@@ -32,6 +34,7 @@ __all__ = [
     "AntiphaseWarning",
     "BestBands",
     "BypassError",
+    "Comparison",
     "DataError",
     "Factorization",
     "FileFormatError",
@@ -43,12 +46,14 @@ __all__ = [
     "Participation",
     "ParticipationError",
     "PrivacyStatement",
+    "Recommendation",
     "ReplayError",
     "StateError",
     "TooLargeError",
     "Workload",
     "best_bands",
     "calibrate",
+    "compare",
     "design",
     "epochs",
     "load",
@@ -57,5 +62,6 @@ __all__ = [
     "objective",
     "once",
     "participation",
+    "recommend",
     "sensitivity",
 ]

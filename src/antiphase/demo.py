@@ -201,7 +201,7 @@ def _told_apart(chart: charts.Lines) -> charts.Lines:
 
 
 def _name(label: str) -> str:
-    return MECHANISMS[label][0] if label in MECHANISMS else charts.ALONE
+    return MECHANISMS[label][0] if label in MECHANISMS else charts.NON_PRIVATE
 
 
 def _mean(found: list[Outcome]) -> float:

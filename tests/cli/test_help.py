@@ -62,7 +62,7 @@ def test_all_commands_are_here():
     first = [
         "design",
         "compare",
-        "advise",
+        "recommend",
         "calibrate",
         "statement",
         "verify",

@@ -54,7 +54,7 @@ WITH_JSON = {
         "-m",
         "dp-mf+:tau=0",
     ],
-    "advise": ["advise", "--steps", "16", "--epochs", "2"],
+    "recommend": ["recommend", "--steps", "16", "--epochs", "2"],
     "calibrate": ["calibrate", "--epsilon", "8", "--delta", "1e-5"],
     "statement": ["statement", "plan.antiphase"],
     "verify": ["verify", "plan.antiphase"],
@@ -153,7 +153,7 @@ def test_a_design_is_calibrated_or_says_how(run):
 def test_quiet_leaves_the_result(run, plan):
     for words in (
         ["compare", "--steps", "8"],
-        ["advise", "--steps", "8"],
+        ["recommend", "--steps", "8"],
         ["verify", plan],
         ["data", "digits"],
     ):
@@ -428,7 +428,7 @@ def test_advice_from_a_spectrum(run, tmp_path):
     (tmp_path / "list.json").write_text("[0.01, 0.1, 1.0]")
     (tmp_path / "both.json").write_text('{"values": [0.01, 0.1, 1.0], "weights": [100, 10, 1]}')
     words = [
-        "advise",
+        "recommend",
         "--steps",
         "32",
         "--lr",

@@ -10,7 +10,7 @@ import antiphase as ap
 from antiphase import data
 from antiphase.comparison import Setting
 from antiphase.errors import DataError
-from antiphase.recommend.recommendation import advise
+from antiphase.recommendation import recommend
 from antiphase.torch.models import model
 from antiphase.torch.spectrum import spectrum
 from antiphase.torch.training import Recipe, train
@@ -48,7 +48,7 @@ def estimated():
 def advised_for_mnist(estimated, epsilon):
     optimizer = {"learning_rates": TRAINING["learning_rate"]}
     setting = Setting.of(STEPS, optimizer=optimizer, epsilon=epsilon, delta=1e-6, parameters=7840)
-    return advise(
+    return recommend(
         setting, spectrum=estimated, batch_size=TRAINING["batch_size"], initial_gap=math.log(10)
     )
 
@@ -149,13 +149,13 @@ def test_mnist_against_the_grid(shown, estimated):
 def test_mnist_at_the_learning_rate_that_is_advised(shown, estimated):
     """The middle of the advised range does no worse than the given rate, where that lies outside."""
     advice = advised_for_mnist(estimated, 0.1)
-    given, best = TRAINING["learning_rate"], advice.rates.best
+    given, best = TRAINING["learning_rate"], advice.learning_rates.best
     there = np.mean(accuracies(*advice.damping, 0.1, range(3), learning_rate=best))
     here = np.mean(accuracies(*advice.damping, 0.1, range(3)))
     shown(
-        f"MNIST, ε = 0.1, advised rates {advice.rates.low:.3g} to {advice.rates.high:.3g}",
+        f"MNIST, ε = 0.1, advised rates {advice.learning_rates.low:.3g} to {advice.learning_rates.high:.3g}",
         f"{there:.3f} at {best:.3g}, {here:.3f} at {given}",
         "no worse",
     )
-    assert advice.rates.high < given
+    assert advice.learning_rates.high < given
     assert there >= here

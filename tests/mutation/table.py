@@ -73,7 +73,7 @@ LEFT_OUT = {  # of torch/, and why
     "torch/huggingface.py": "an extra, with tests of its own environment",
     "torch/lightning.py": "an extra, with tests of its own environment",
     "torch/models.py": "models of the demo and the studies",
-    "torch/spectrum.py": "used by the advice, on data that are public",
+    "torch/spectrum.py": "used by `recommend`, on data that are public",
     "torch/training.py": "the commands' training loop; what it promises is the engine's",
 }
 

@@ -8,7 +8,7 @@ import pytest
 import antiphase as ap
 from antiphase.comparison import Setting
 from antiphase.factorizations.dense import Dense
-from antiphase.recommend.recommendation import advise
+from antiphase.recommendation import recommend
 from antiphase.theory.quadratic import Quadratic, exact
 from tests.numerical.test_quadratic import EVERY_DIRECTION
 
@@ -20,9 +20,9 @@ PAPER = Quadratic.paper()  # d = 100, L = 10, x_0 = 0
 NOISE = 2.0  # the paper's σ = 20: E‖z_t‖² = 400 in 100 dimensions
 
 
-def advised(steps, gamma, judge, problem=PAPER):
+def advised(steps, gamma, criterion, problem=PAPER):
     setting = Setting.of(steps, optimizer={"learning_rates": gamma})
-    return advise(setting, spectrum=problem, judge=judge)
+    return recommend(setting, spectrum=problem, criterion=criterion)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_quadratic_on_average(shown, gamma):
     expected = exact(found.best.factorization, PAPER, noise=NOISE).gradient
     over = expected.average / EVERY_DIRECTION[gamma] - 1
     bound = EVERY_DIRECTION[gamma] - float(expected.signal.mean())
-    gains = ", ".join(f"{gain.share:.1%} of {gain.over}" for gain in found.gains)
+    gains = ", ".join(f"{gain.ratio:.1%} of {gain.over}" for gain in found.gains)
     shown(
         f"T = 5000, γ = {gamma}, average squared gradient: {found.best.label}",
         f"{expected.average:.4f}, {over:.2%} above what no design can beat ({expected.noise.mean() / bound - 1:.2%} "
@@ -85,14 +85,14 @@ def offered(steps, gamma):
         ),
     ],
 )
-@pytest.mark.parametrize("judge", ["last", "average"])
-def test_the_quadratic_against_all_that_we_offer(shown, steps, gamma, judge):
+@pytest.mark.parametrize("criterion", ["last", "average"])
+def test_the_quadratic_against_all_that_we_offer(shown, steps, gamma, criterion):
     def judged(f, rate):
         found = exact(f, PAPER, learning_rate=rate, noise=NOISE)
         last, average = found.gap, found.gradient
         return (
             (last.last, last.noise[-1])
-            if judge == "last"
+            if criterion == "last"
             else (average.average, average.noise.mean())
         )
 
@@ -101,14 +101,14 @@ def test_the_quadratic_against_all_that_we_offer(shown, steps, gamma, judge):
         f = ap.design(name, steps=steps, **options)  # for rates of 1, to which γ is a factor
         label = ", ".join([name, *(f"{k} {v:.6g}" for k, v in options.items() if np.ndim(v) == 0)])
         values[label], noises[label] = judged(f, gamma)
-    found = advised(steps, gamma, judge)
+    found = advised(steps, gamma, criterion)
     value, noise = judged(found.best.factorization, 1.0)
     ranked = sorted(values, key=values.get)
     plain = "; ".join(
         f"{label} {values[label]:.4g}" for label in values if label.split(",")[0] not in ("damped",)
     )
     shown(
-        f"T = {steps}, γ = {gamma}, {judge}: {found.best.label}",
+        f"T = {steps}, γ = {gamma}, {criterion}: {found.best.label}",
         f"{value:.5g}, {value / values[ranked[0]] - 1:+.2%} of the best of {len(values)} ({ranked[0]}), by the noise "
         f"alone {noise / min(noises.values()) - 1:+.2%} of the least; {plain}",
         "within 2 %",
@@ -132,10 +132,12 @@ def test_momentum_matches_the_workload(shown, optimizer):
     workload = ap.Workload.sgd(256, **optimizer)
     problem = Quadratic(np.geomspace(0.01, 5.0, 12))
     setting = Setting.of(256, optimizer=optimizer)
-    found = advise(setting, spectrum=problem)
+    found = recommend(setting, spectrum=problem)
     assert all(entry.factorization.workload == workload for entry in found.comparison.entries)
     assert found.best.mechanism.factorization.workload == workload
-    plain = advise(Setting.of(256), spectrum=Quadratic(0.02 * problem.spectrum)).best.factorization
+    plain = recommend(
+        Setting.of(256), spectrum=Quadratic(0.02 * problem.spectrum)
+    ).best.factorization
     f = found.best.factorization
     unmatched = Dense("unmatched", workload, f.objective, f.participation, plain.encoder())
     values = [exact(g, problem, noise=1.0).gap.noise[-1] for g in (f, unmatched)]

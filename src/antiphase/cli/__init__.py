@@ -1,4 +1,4 @@
-"""The command line: ``antiphase design``, ``compare``, ``calibrate``, ``statement``, ``verify``, ``audit``, ``advise``,
+"""The command line: ``antiphase design``, ``compare``, ``calibrate``, ``statement``, ``verify``, ``audit``, ``recommend``,
 ``train``, ``data``, ``demo``.
 
 Exit codes: 0 done, and a claim that was looked at stands; 1 the answer is no (`verify`, `audit`); 2 could not be
@@ -58,7 +58,7 @@ def _options(
 for command in (
     design.design,
     compare.compare,
-    recommend.advise,
+    recommend.recommend,
     calibrate.calibrate,
     statement.statement,
     verify.verify,

@@ -1,4 +1,4 @@
-"""``antiphase compare`` and ``advise``: which mechanism, and how much better."""
+"""``antiphase compare`` and ``recommend``: which mechanism, and how much better."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def _charts(found: Comparison) -> dict[str, Any]:
             noise.title, noise.x_label, noise.y_label, series, log_y=True, note=note
         )
     }
-    if found.setting.steps <= charts.MOST_STEPS:
+    if found.setting.steps <= charts.MAX_STEPS:
         plain = {e.label: (e.name, e.factorization) for e in found.entries if not e.amplified}
         made |= {"spectrum": charts.noise_spectrum(plain)} if plain else {}
     return made | _frontiers(found)

@@ -325,7 +325,7 @@ def _draw(folder: Path, f: Any) -> list[Path]:
     wanted: dict[str, Any] = {
         "noise": lambda: charts.noise_per_iterate(designs, "Noise that stays in the model")
     }
-    if f.steps <= charts.MOST_STEPS:
+    if f.steps <= charts.MAX_STEPS:
         wanted |= {
             "spectrum": lambda: charts.noise_spectrum(designs),
             "matrices": lambda: charts.encoder_and_decoder(f),

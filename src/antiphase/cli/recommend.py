@@ -1,4 +1,4 @@
-"""``antiphase advise``: recommends a mechanism for a setting."""
+"""``antiphase recommend``: recommends a mechanism for a setting."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from antiphase.comparison import Entry
 
 
-def advise(
+def recommend(
     steps: Steps,
     epochs: Epochs = 1,
     epsilon: Epsilon = None,
@@ -61,7 +61,7 @@ def advise(
             metavar="FILE",
         ),
     ] = None,
-    judge: Annotated[
+    criterion: Annotated[
         str | None,
         typer.Option(
             help="With --spectrum, what counts: the last model (usual), or the average over the way.",
@@ -91,12 +91,12 @@ def advise(
 ) -> None:
     """Recommend a mechanism for a setting, with the reason. No private data are looked at.
 
-    Example: antiphase advise --steps 256 --epochs 4 --epsilon 8 --delta 1e-5
+    Example: antiphase recommend --steps 256 --epochs 4 --epsilon 8 --delta 1e-5
     """
-    from antiphase.recommend.recommendation import advise as advice
+    from antiphase.recommendation import recommend as recommended
     from antiphase.theory.spectrum import Spectrum
 
-    known = {"--judge": judge, "--batch-size": batch_size, "--initial-gap": initial_gap}
+    known = {"--criterion": criterion, "--batch-size": batch_size, "--initial-gap": initial_gap}
     unused = [name for name, value in known.items() if value is not None and spectrum is None]
     if unused:
         raise misused(f"{unused[0]} needs --spectrum: without, nothing is known of the loss")
@@ -115,9 +115,9 @@ def advise(
     )  # fmt: skip
     damping = None if smoothness is None else 1 - lr * smoothness
     with console.bar(quiet or as_json, "{task.fields[gap]}") as progress:
-        found = advice(
+        found = recommended(
             setting, poisson=poisson, damping=damping, spectrum=None if spectrum is None else Spectrum.load(spectrum),
-            judge=judge or "last", batch_size=batch_size, clip_norm=clip, initial_gap=initial_gap,
+            criterion=criterion or "last", batch_size=batch_size, clip_norm=clip, initial_gap=initial_gap,
             tolerance=tolerance, progress=_reporter(progress, tolerance),
         )  # fmt: skip
     if as_json:
@@ -126,7 +126,7 @@ def advise(
     out.print(f"For {setting.describe()}, take [bold]{found.best.label}[/].\n")
     for reason in found.reasons:
         out.print(escape(textwrap.fill(reason, 100, initial_indent="• ", subsequent_indent="  ")))
-    out.print("\n" + textwrap.fill("It rests on: " + "; ".join(found.rests_on) + ".", 100))
+    out.print("\n" + textwrap.fill("Assumptions: " + "; ".join(found.assumptions) + ".", 100))
     plan = _setting_arguments(steps, epochs, lr, schedule, momentum, nesterov, weight_decay)
     if setting.epsilon is not None:
         plan += ["--epsilon", _number(setting.epsilon), "--delta", f"{setting.delta:g}"]

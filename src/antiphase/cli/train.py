@@ -334,7 +334,7 @@ def _report(outcomes: list[Any], html: Path | None, folder: Path | None) -> list
     label = _label(name)
     curves = charts.training_curves(
         [
-            {"name": charts.ALONE if name == "none" else name, "label": label, "steps": [p[0] for p in o.curve],
+            {"name": charts.NON_PRIVATE if name == "none" else name, "label": label, "steps": [p[0] for p in o.curve],
              "accuracies": [p[1] for p in o.curve]}
             for o in outcomes
         ]

@@ -17,8 +17,8 @@ from antiphase._util.checks import Array
 from antiphase.errors import TooLargeError
 from antiphase.factorizations.base import Factorization
 
-MOST_STEPS = 4096  # of a spectrum or a heat map, which need the T × T matrix
-ALONE = "non-private"  # the name of what is trained without noise
+MAX_STEPS = 4096  # of a spectrum or a heat map, which need the T × T matrix
+NON_PRIVATE = "non-private"  # the name of what is trained without noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,9 +185,9 @@ def encoder_and_decoder(f: Factorization, title: str = "") -> HeatMaps:
 
 
 def _refuse_if_too_long(f: Factorization) -> None:
-    if f.steps > MOST_STEPS:
+    if f.steps > MAX_STEPS:
         raise TooLargeError(
-            f"steps = {f.steps}: spectra and heat maps are drawn up to {MOST_STEPS} steps; leave it out"
+            f"steps = {f.steps}: spectra and heat maps are drawn up to {MAX_STEPS} steps; leave it out"
         )
 
 

@@ -143,7 +143,7 @@ def render(page: Page) -> str:
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("antiphase", "reporting"),
+        loader=jinja2.PackageLoader("antiphase", "reporting/templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -91,7 +91,7 @@ class Spectrum:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """As JSON, which `load` and ``antiphase advise --spectrum`` read."""
+        """As JSON, which `load` and ``antiphase recommend --spectrum`` read."""
         Path(path).write_text(json.dumps(self.to_dict()) + "\n")
 
     @classmethod

@@ -1,1 +1,0 @@
-"""Which mechanism to take for a setting, and why."""
