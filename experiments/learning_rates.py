@@ -18,7 +18,7 @@ from experiments.runner import Cell, Result
 def remembered(train: Callable[[Cell], Result], revision: int, cell: Cell) -> Result:
     """``train(cell)``, from the cache if this revision of the study has computed it before."""
     name = f"{train.__module__}.{train.__qualname__}"
-    entry = cache.entry(
+    entry = cache.entry_path(
         digest({"version": __version__, "train": name, "revision": revision, "cell": cell})
     )
     place = None if entry is None else entry.with_suffix(".json")

@@ -192,7 +192,7 @@ def _lambda_cgd(
     judge = _judge(objective)
     if correlation is None:
         correlation = best_correlation(workload, judge, participation)
-    options = {"correlation": check.real_number("correlation", correlation, least=0.0, below=1.0)}
+    options = {"correlation": check.real_number("correlation", correlation, minimum=0.0, below=1.0)}
     inverse = np.array([1.0, -options["correlation"]])
     return InverseToeplitz("lambda-cgd", workload, judge, participation, inverse, options=options)
 

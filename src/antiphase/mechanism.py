@@ -154,7 +154,7 @@ class Mechanism:
     def _rows(self, rows: int | None) -> int:
         if rows is None:
             return self.steps
-        rows = check.whole_number("rows", rows, least=0)
+        rows = check.whole_number("rows", rows, minimum=0)
         if rows > self.steps:
             raise ValueError(f"rows = {rows} is more than the {self.steps} steps of the plan")
         return rows

@@ -178,7 +178,7 @@ class Damped(Objective):
     final_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        rho = check.real_number("rho", self.rho, least=0.0)
+        rho = check.real_number("rho", self.rho, minimum=0.0)
         if rho > 1:
             raise ValueError(f"rho = {rho} must be at most 1: errors that grow are not damped")
         object.__setattr__(self, "rho", rho)

@@ -115,7 +115,7 @@ class Workload(Value):
         error shrinks by ``1 − h·learning_rate`` a step. Averages are taken of the iterates so damped.
         """
         return replace(
-            self, curvature=self.curvature + check.real_number("curvature", curvature, least=0.0)
+            self, curvature=self.curvature + check.real_number("curvature", curvature, minimum=0.0)
         )
 
     def __post_init__(self) -> None:
@@ -125,17 +125,17 @@ class Workload(Value):
                 "a Workload has either learning_rates or a matrix; use Workload.sgd or .from_matrix"
             )
         clean: dict[str, Any] = {
-            "momentum": check.real_number("momentum", self.momentum, least=0.0, below=1.0),
-            "dampening": check.real_number("dampening", self.dampening, least=0.0, below=1.0),
+            "momentum": check.real_number("momentum", self.momentum, minimum=0.0, below=1.0),
+            "dampening": check.real_number("dampening", self.dampening, minimum=0.0, below=1.0),
             "nesterov": check.flag("nesterov", self.nesterov),
-            "weight_decay": check.real_number("weight_decay", self.weight_decay, least=0.0),
-            "delay": check.whole_number("delay", self.delay, least=0),
-            "curvature": check.real_number("curvature", self.curvature, least=0.0),
+            "weight_decay": check.real_number("weight_decay", self.weight_decay, minimum=0.0),
+            "delay": check.whole_number("delay", self.delay, minimum=0),
+            "curvature": check.real_number("curvature", self.curvature, minimum=0.0),
         }
         if self.ema is not None and self.tail_start is not None:
             raise ValueError("with_ema and with_tail_average are two ways to average; choose one")
         if self.ema is not None:
-            clean["ema"] = check.real_number("decay", self.ema, least=0.0, below=1.0)
+            clean["ema"] = check.real_number("decay", self.ema, minimum=0.0, below=1.0)
         if self.tail_start is not None:
             clean["tail_start"] = check.whole_number("start", self.tail_start)
             if self.tail_start > steps:

@@ -1,3 +1,5 @@
+"""Files: atomic, private where secret, inert when hostile."""
+
 import json
 import os
 import pickle
@@ -64,7 +66,7 @@ def test_a_pickle_is_inert(tmp_path):
 
 
 def rewritten(path, change):
-    """The same file after ``change`` of its content, with a digest that fits: a careful forger's file."""
+    """The file after ``change`` of its content, with a digest that matches, as a forger would."""
     content = files.read(path)
     del content["digest"]
     change(content)
@@ -72,7 +74,7 @@ def rewritten(path, change):
     return path
 
 
-def test_what_a_constructor_refuses_a_file_cannot_smuggle_in(saved):
+def test_a_file_cannot_hold_what_a_constructor_refuses(saved):
     def halve_tau(content):
         content["objective"]["tau"] = -3
 
@@ -80,8 +82,8 @@ def test_what_a_constructor_refuses_a_file_cannot_smuggle_in(saved):
         ap.load(rewritten(saved, halve_tau))
 
 
-def test_a_forged_encoder_brings_its_own_sensitivity(tmp_path):
-    """Sensitivity is computed from the encoder in the file: scaling it up cannot lower the noise relative to it."""
+def test_a_forged_encoder_has_its_own_sensitivity(tmp_path):
+    """Sensitivity is computed from the stored encoder, so scaling that up cannot lower the noise."""
     f = ap.design("dp-mf", steps=6, epochs=2)
     f.save(tmp_path / "f")
 
@@ -155,7 +157,7 @@ def test_writing_a_file_does_not_touch_the_umask_of_the_process(tmp_path, monkey
 
 
 def test_the_format_is_plain_enough_for_an_outsider(saved):
-    """Eight bytes of length, a JSON header, raw arrays: read here without antiphase or safetensors."""
+    """Eight bytes of length, a JSON header, raw arrays: no need of antiphase or safetensors."""
     data = saved.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -196,8 +198,8 @@ def test_hostile_mechanisms_are_refused(tmp_path, change):
         ap.load(rewritten(tmp_path / "m", lambda content: content.update(change)))
 
 
-def test_a_tree_cannot_show_another_encoder_than_its_own(tmp_path):
-    """Its noise is made from the tree, so a smaller encoder in the file would promise more than is kept."""
+def test_a_stored_tree_with_another_encoder_is_refused(tmp_path):
+    """Noise is made from the tree: a smaller stored encoder would understate the sensitivity."""
     ap.design("tree", steps=8, estimator="online").save(tmp_path / "f")
 
     def halve(content):

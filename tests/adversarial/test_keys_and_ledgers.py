@@ -371,8 +371,8 @@ def test_without_flock_a_held_lock_file_stops_the_run(key, tmp_path, monkeypatch
     """Row 40: a process that does not get the lock file releases nothing, and says what to do."""
     run = key.start_run("m")
     ledger = WriteAheadLedger(key, run)
-    monkeypatch.setattr(locks, "PATIENCE", 0.05)
-    lock = locks.lock_file_of(tmp_path / f"key.{run}.0.ledger")
+    monkeypatch.setattr(locks, "LOCK_TIMEOUT", 0.05)
+    lock = locks.lock_path(tmp_path / f"key.{run}.0.ledger")
     lock.touch()
     with pytest.raises(ReplayError, match=r"Nothing was released.*delete the lock"):
         ledger.record(0, sums(1.0))  # the disk has locks here, and another process found none
@@ -401,7 +401,7 @@ def test_a_lock_file_that_disappears_stops_the_run(key, tmp_path, monkeypatch):
     run = key.start_run("m")
     ledger = WriteAheadLedger(key, run)
     monkeypatch.setattr(fcntl, "flock", no_locks())
-    lock = locks.lock_file_of(tmp_path / f"key.{run}.0.ledger")
+    lock = locks.lock_path(tmp_path / f"key.{run}.0.ledger")
     write = ledger._write
     ledger._write = lambda mark: (lock.unlink(), write(mark))
     with pytest.raises(ReplayError, match=r"lock file was deleted.*Nothing was released"):

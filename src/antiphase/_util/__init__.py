@@ -1,1 +1,1 @@
-"""Internal helpers: argument checks, frozen values, safe files, locks."""
+"""Internal helpers: argument checks, immutable values, safe files, locks."""

@@ -1,9 +1,9 @@
-"""The design cache: the same design is never paid for twice.
+"""The design cache: where designs are kept, and which entries are trusted.
 
-Designs are kept by the digest of what they were made from, under the user's cache folder, or where
-``ANTIPHASE_CACHE`` points; ``ANTIPHASE_CACHE=off`` switches it off. Folder and entries are the owner's
-alone. An entry that is damaged, belongs to somebody else, can be written by others, or answers another
-question is ignored, and sensitivity is computed anew on every load.
+Designs are stored under the digest of their inputs in the user's cache folder, or in
+``ANTIPHASE_CACHE``; ``ANTIPHASE_CACHE=off`` disables the cache. Only the owner can read the folder
+and its entries. An entry that is damaged, has another owner, can be written by others, or answers
+another question is ignored. Sensitivity is recomputed on every load.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import platformdirs
 
 
-def folder() -> Path | None:
-    """Where designs are kept, or None if they are not."""
+def directory() -> Path | None:
+    """Directory of the designs, or None if the cache is disabled."""
     setting = os.environ.get("ANTIPHASE_CACHE", "")
     if setting.lower() in ("off", "0", "no"):
         return None
@@ -26,34 +26,34 @@ def folder() -> Path | None:
     return Path(platformdirs.user_cache_dir("antiphase")) / "designs"
 
 
-def entry(key: str) -> Path | None:
-    """The file for the content with this digest; None without a cache that can be written.
+def entry_path(key: str) -> Path | None:
+    """Path of the entry with this digest; None if the cache is disabled or cannot be created.
 
-    The folder is created with mode 0700. An older one at the default place is restricted to that; a
-    folder that ``ANTIPHASE_CACHE`` names keeps its mode, since other things may be in it.
+    The directory is created with mode 0700, and one at the default location is set to that mode. A
+    directory named by ``ANTIPHASE_CACHE`` keeps its mode, because it may hold other files.
     """
-    place = folder()
-    if place is None:
+    folder = directory()
+    if folder is None:
         return None
     try:
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
         return None
     if not os.environ.get("ANTIPHASE_CACHE"):
-        with suppress(OSError):  # somebody else's: then `is_trusted` refuses their entries
-            os.chmod(place, 0o700)
-    return place / f"{key}.antiphase"
+        with suppress(OSError):  # has another owner: `is_trusted` refuses its entries
+            os.chmod(folder, 0o700)
+    return folder / f"{key}.antiphase"
 
 
 def is_trusted(path: Path) -> bool:
-    """Whether the entry is a file of this user that nobody else can read or change."""
+    """Whether the entry is a regular file of this user that nobody else can read or write."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return False
     if os.name != "posix":
         return True
-    # PRIVACY: a design that others can write is a design that others chose.   [G6]
-    return found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    # PRIVACY: whoever can write a design can choose the noise.   [G6]
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o077

@@ -1,4 +1,8 @@
-"""Checks of arguments: each returns the clean value or raises, naming the argument and what it was."""
+"""Argument checks: each returns the clean value, or raises an error with the name and value.
+
+Every function takes the ``name`` of the argument for the message, and its ``value``. A value of the
+wrong type raises `TypeError`, a value out of range `ValueError`.
+"""
 
 from __future__ import annotations
 
@@ -13,36 +17,37 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def whole_number(name: str, value: Any, *, least: int = 1) -> int:
-    """``value`` as an int of at least ``least``; a bool or a float is a mistake, not a number of steps."""
+def whole_number(name: str, value: Any, *, minimum: int = 1) -> int:
+    """``value`` as an int of at least ``minimum``; bools and floats are refused."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} = {value!r} must be a whole number, not {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{name} = {value} must be at least {least}")
+    if value < minimum:
+        raise ValueError(f"{name} = {value} must be at least {minimum}")
     return int(value)
 
 
 def real_number(
-    name: str, value: Any, *, least: float = -math.inf, below: float = math.inf
+    name: str, value: Any, *, minimum: float = -math.inf, below: float = math.inf
 ) -> float:
-    """``value`` as a finite float with ``least <= value < below``."""
+    """``value`` as a finite float with ``minimum <= value < below``."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} = {value!r} must be a number, not {type(value).__name__}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number) or not least <= number < below:
-        wanted = "finite"
-        if least > -math.inf:
-            wanted += f", at least {least:g}"
+    if not math.isfinite(number) or not minimum <= number < below:
+        rule = "finite"
+        if minimum > -math.inf:
+            rule += f", at least {minimum:g}"
         if below < math.inf:
-            wanted += f", below {below:g}"
-        raise ValueError(f"{name} = {value} must be {wanted}")
+            rule += f", below {below:g}"
+        raise ValueError(f"{name} = {value} must be {rule}")
     return number
 
 
 def positive_number(name: str, value: Any) -> float:
+    """``value`` as a finite float above 0."""
     number = real_number(name, value)
     if number <= 0:
         raise ValueError(f"{name} = {value} must be positive")
@@ -50,12 +55,14 @@ def positive_number(name: str, value: Any) -> float:
 
 
 def flag(name: str, value: Any) -> bool:
+    """``value`` as a bool; nothing but True and False is one."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} = {value!r} must be True or False, not {type(value).__name__}")
     return bool(value)
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """``value``, if it is one of the ``allowed`` strings."""
     if not isinstance(value, str):
         raise TypeError(f"{name} = {value!r} must be a string, one of {', '.join(allowed)}")
     if value not in allowed:
@@ -64,18 +71,21 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 
 
 def instance(name: str, value: Any, kind: type) -> Any:
+    """``value``, if it is an instance of ``kind``."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} = {value!r} must be a {kind.__name__}, not {type(value).__name__}")
     return value
 
 
 def name_or_path(name: str, value: Any) -> str | os.PathLike[str]:
+    """``value``, if it is a string or a path."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name} = {value!r} must be a name or a path, not {type(value).__name__}")
     return value
 
 
 def function(name: str, value: Any) -> Any:
+    """``value``, if it can be called."""
     if not callable(value):
         raise TypeError(f"{name} = {value!r} must be a function, not {type(value).__name__}")
     return value
@@ -93,15 +103,15 @@ def real_array(name: str, value: Any, *, ndim: int) -> Array:
         raise ValueError(f"{name} has shape {array.shape}; an array with {ndim} axes is needed")
     bad = np.argwhere(~np.isfinite(array))
     if bad.size:
-        where = tuple(int(i) for i in bad[0])
-        place = ", ".join(map(str, where))
-        raise ValueError(f"{name}[{place}] = {array[where]}: every entry must be finite")
+        index = tuple(int(i) for i in bad[0])
+        subscript = ", ".join(map(str, index))
+        raise ValueError(f"{name}[{subscript}] = {array[index]}: every entry must be finite")
     array.setflags(write=False)
     return array
 
 
 def per_step(name: str, value: Any, steps: int) -> Array:
-    """One non-negative number a step; a single number stands for all steps."""
+    """One non-negative number per step; a single number is repeated for all steps."""
     if isinstance(value, numbers.Real):
         value = np.full(steps, real_number(name, value))
     array = real_array(name, value, ndim=1)

@@ -1,8 +1,8 @@
-"""Files that hold values and arrays, and nothing that runs.
+"""Files of numbers and arrays in the safetensors format, which cannot hold code.
 
-A file is in the safetensors format: a JSON header and raw little-endian arrays. Ours adds, in the header's metadata,
-a format name, a version, the content as JSON, and a SHA-256 digest of content and arrays, which is checked before
-anything is built.
+A file is a JSON header followed by raw little-endian arrays. The header's metadata hold a format
+name, a version, the content as JSON, and a SHA-256 digest of content and arrays. The digest is
+checked before anything is built.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ from antiphase.errors import FileFormatError, TooLargeError
 
 FORMAT = "antiphase"
 VERSION = 1
-LARGEST = 1 << 36  # bytes; above this a file is refused unread
-MAX_MEMORY, MEMORY_PER_BYTE = (
-    1 << 29,
-    16,
-)  # bytes that loading may hold: so many, and so many a byte
-MAX_OPERATIONS, OPERATIONS_PER_BYTE = 10**9, 1000  # on numbers; 10⁹ take a few seconds
+MAX_FILE_SIZE = 1 << 36  # bytes
+# What loading a file may cost: a constant, and an amount for each byte of the file.
+MAX_MEMORY, MEMORY_PER_BYTE = 1 << 29, 16  # bytes
+MAX_OPERATIONS, OPERATIONS_PER_BYTE = 10**9, 1000  # 10⁹ take a few seconds
 
 
 @dataclass
 class Allowance:
     """What building the content of an untrusted file may still cost."""
 
-    size: int  # bytes of the file
+    file_size: int
     operations: int
 
     @property
     def memory(self) -> int:
-        return MAX_MEMORY + MEMORY_PER_BYTE * self.size
+        """Bytes that may be held at once."""
+        return MAX_MEMORY + MEMORY_PER_BYTE * self.file_size
 
 
 _allowance: ContextVar[Allowance | None] = ContextVar("antiphase_allowance", default=None)
@@ -52,20 +51,20 @@ _allowance: ContextVar[Allowance | None] = ContextVar("antiphase_allowance", def
 
 @contextmanager
 def bounded(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Within this context, `spend` refuses what a file of this size may not cost."""
+    """Context in which `spend` refuses costs out of proportion to the size of this file."""
     size = os.stat(path).st_size
-    mark = _allowance.set(Allowance(size, MAX_OPERATIONS + OPERATIONS_PER_BYTE * size))
+    token = _allowance.set(Allowance(size, MAX_OPERATIONS + OPERATIONS_PER_BYTE * size))
     try:
         yield
     finally:
-        _allowance.reset(mark)
+        _allowance.reset(token)
 
 
 def spend(what: str, *, memory: float = 0, operations: float = 0) -> None:
     """Announce a cost before it arises. Does nothing unless a file is being loaded in `bounded`.
 
     Args:
-        what: what costs so much, for the error.
+        what: the subject of the error message.
         memory: bytes that are held at once.
         operations: operations on numbers; those of one load add up.
 
@@ -82,16 +81,25 @@ def spend(what: str, *, memory: float = 0, operations: float = 0) -> None:
     ):
         if needed > allowed:
             raise TooLargeError(
-                f"{what} takes {needed:.2g} {unit}, and a file of {allowance.size} bytes may take "
+                f"{what} takes {needed:.2g} {unit}; a file of {allowance.file_size} bytes may take "
                 f"{allowed:.2g}. Nothing was allocated. If you made the file yourself, "
-                "antiphase.load(path, trusted=True) has no such bound"
+                "antiphase.load(path, trusted=True) has no such limit"
             )
 
 
 def write(path: str | os.PathLike[str], content: dict[str, Any], *, secret: bool = False) -> str:
-    """Store ``content`` (nested dictionaries, numbers, strings, values, arrays) and return its digest.
+    """Store nested dictionaries of numbers, strings, values and arrays.
 
-    Guarantee: the file appears whole or not at all; an older file of that name is replaced only by a whole one.   [G6]
+    Guarantee: the file is written completely or not at all; an older file of that name is replaced
+    atomically.   [G6]
+
+    Args:
+        path: the file to create or replace.
+        content: what to store; its keys are strings.
+        secret: only the owner may read the file; otherwise the umask decides.
+
+    Returns:
+        The digest of the content.
     """
     arrays: dict[str, np.ndarray[Any, Any]] = {}
 
@@ -108,27 +116,40 @@ def write(path: str | os.PathLike[str], content: dict[str, Any], *, secret: bool
         return item
 
     text = json.dumps(plain(content, ""), allow_nan=False)
-    mark = digest({"content": text, "arrays": arrays})
-    metadata = {"format": FORMAT, "version": str(VERSION), "content": text, "digest": mark}
+    content_digest = digest({"content": text, "arrays": arrays})
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "content": text,
+        "digest": content_digest,
+    }
     write_bytes(Path(path), serialise(arrays, metadata), secret=secret)
-    return mark
+    return content_digest
 
 
 def checked_path(path: Any) -> Path:
-    """``path`` as a `Path`; raises for what cannot be one."""
+    """``path`` as a `Path`; raises `TypeError` or `ValueError` if it cannot be one."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path = {path!r} must be a path, not {type(path).__name__}")
     if "\0" in str(os.fspath(path)):
-        raise ValueError(f"path = {path!r} is the path of no file")
+        raise ValueError(f"path = {path!r} must not contain a null character")
     return Path(path)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `write` stored. Raises `FileFormatError` for anything else; executes nothing that is in the file.   [G6]"""
+    """Content of a file that `write` stored, with its ``digest``.
+
+    Guarantee: nothing in the file is executed.   [G6]
+
+    Raises:
+        FileFormatError: the file has another format or a newer version, is damaged, or was altered.
+    """
     path = checked_path(path)
     size = path.stat().st_size
-    if size > LARGEST:
-        raise FileFormatError(f"{path}: {size} bytes is more than any file of ours has")
+    if size > MAX_FILE_SIZE:
+        raise FileFormatError(
+            f"{path}: {size} bytes; an antiphase file has at most {MAX_FILE_SIZE}"
+        )
     data = path.read_bytes()
     metadata = _metadata(path, data)
     try:
@@ -140,22 +161,24 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"{path}: the content does not match its digest; the file is damaged or was altered"
         )
 
-    def full(item: Any) -> Any:
+    def with_arrays(item: Any) -> Any:
         if isinstance(item, dict):
             if item.keys() == {"$array"}:
                 # `write` names every array once; a second use could make many copies of one array.
                 return arrays.pop(item["$array"])
-            return {key: full(value) for key, value in item.items()}
+            return {key: with_arrays(value) for key, value in item.items()}
         return item
 
     try:
         content = json.loads(metadata["content"])
-        return {key: full(value) for key, value in content.items()} | {"digest": metadata["digest"]}
+        arrays_in_place = {key: with_arrays(value) for key, value in content.items()}
+        return arrays_in_place | {"digest": metadata["digest"]}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path}: damaged ({type(error).__name__}: {error})") from error
 
 
 def _metadata(path: Path, data: bytes) -> dict[str, Any]:
+    """Metadata of the header, if format and version are ours."""
     length = int.from_bytes(data[:8], "little")
     try:
         header = json.loads(data[8 : 8 + length]) if 2 <= length <= len(data) - 8 else None
@@ -167,7 +190,8 @@ def _metadata(path: Path, data: bytes) -> dict[str, Any]:
     version = str(metadata.get("version"))
     if version not in [str(v) for v in range(1, VERSION + 1)]:
         raise FileFormatError(
-            f"{path}: format version {version}; this is a reader of versions up to {VERSION}: update antiphase"
+            f"{path}: format version {version}; this antiphase reads versions up to {VERSION}: "
+            "update antiphase"
         )
     return metadata
 

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for a good moment."""
+"""Graceful Ctrl-C: finish the current unit of work, then stop."""
 
 from __future__ import annotations
 
@@ -9,27 +9,33 @@ from typing import Any
 
 
 @contextmanager
-def first_ctrl_c(wanted: bool = True) -> Iterator[Callable[[], bool]]:
-    """Within it, the first Ctrl-C only makes what is yielded say True; a second one interrupts as ever.
+def graceful_interrupt(enabled: bool = True) -> Iterator[Callable[[], bool]]:
+    """Context in which the first Ctrl-C sets a flag; a second one interrupts as usual.
 
-    Does nothing outside the main thread, which alone gets signals, and where Ctrl-C has another meaning already.
+    Outside the main thread, which alone receives signals, and where Ctrl-C already has another
+    handler, the context changes nothing.
+
+    Args:
+        enabled: False changes nothing, so that the caller needs no second code path.
+
+    Yields:
+        A function that returns whether Ctrl-C was pressed.
     """
     pressed = False
 
-    def remember(*_: Any) -> None:
+    def set_flag(*_: Any) -> None:
         nonlocal pressed
         pressed = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    ours = False
     try:
-        ours = wanted and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if ours:
-            signal.signal(signal.SIGINT, remember)
-    except ValueError:
-        ours = False
+        enabled = enabled and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if enabled:
+            signal.signal(signal.SIGINT, set_flag)
+    except ValueError:  # not the main thread
+        enabled = False
     try:
         yield lambda: pressed
     finally:
-        if ours:
+        if enabled:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""One process at a time: by the system's file locks, or by a lock file on disks and systems that have none."""
+"""Exclusive access to a file: by flock, or by a lock file where the file system has no flock."""
 
 from __future__ import annotations
 
@@ -16,80 +16,87 @@ from antiphase.errors import ReplayError
 if sys.platform != "win32":
     import fcntl
 
-PATIENCE = 10.0  # seconds to wait for a lock file that another process holds
-PAUSE = 0.005  # seconds between two looks at it
-UNSUPPORTED = {
-    errno.ENOTSUP,
-    errno.EOPNOTSUPP,
-    errno.ENOSYS,
-    errno.EINVAL,
-    errno.ENOLCK,
-}  # no locks on this disk
+LOCK_TIMEOUT = 10.0  # seconds to wait for a lock file that another process holds
+POLL_INTERVAL = 0.005  # seconds
+NO_FLOCK = {  # error numbers of file systems without flock
+    errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK
+}  # fmt: skip
 
 
 @contextmanager
-def alone(handle: int, path: Path) -> Iterator[bool]:
-    """Hold the open file ``handle`` of ``path`` for one process at a time.
+def exclusive(handle: int, path: Path) -> Iterator[bool]:
+    """Context in which no other process holds the open file ``handle`` of ``path``.
 
     Yields:
-        Whether the system locked the file. False: the disk has no file locks, and a lock file is held.
+        Whether the file is locked by flock. False: the file system has none, and a lock file is
+        held.
 
     Raises:
-        ReplayError: another process holds the lock file, or the lock file was deleted meanwhile.
+        ReplayError: another process holds the lock file, or the lock file was deleted while held.
     """
-    lock = lock_file_of(path)
-    if locked(handle):
+    lock = lock_path(path)
+    if acquire_flock(handle):
         try:
             # PRIVACY: a process for which the disk has no locks would not notice ours.   [G15]
-            if lock.exists() and not _gone(lock, PATIENCE):
-                raise _held(lock)
+            if lock.exists() and not _disappears(lock, LOCK_TIMEOUT):
+                raise _lock_timeout(lock)
             yield True
         finally:
             with suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_UN)
         return
-    # PRIVACY: without any lock two processes could both take a row that neither has recorded yet.   [G15]
-    if not take_lock_file(lock, PATIENCE):
-        raise _held(lock)
+    # PRIVACY: without any lock two processes could both take a row that neither has recorded yet.
+    # [G15]
+    if not acquire_lock_file(lock, LOCK_TIMEOUT):
+        raise _lock_timeout(lock)
     try:
         yield False
     finally:
         release_lock_file(lock)
 
 
-def locked(handle: int, *, wait: bool = True) -> bool:
-    """Whether the system locked the file; False where it cannot (Windows, some network disks).
+def acquire_flock(handle: int, *, wait: bool = True) -> bool:
+    """Lock an open file by flock.
+
+    Args:
+        handle: the file descriptor; closing it releases the lock.
+        wait: whether to wait for another process that has the lock.
+
+    Returns:
+        Whether the file is locked; False where flock does not exist (Windows, some network disks).
 
     Raises:
         BlockingIOError: another process has the lock, and ``wait`` is False.
-        OSError: the disk has locks, and taking one failed.
+        OSError: the file system has flock, and it failed.
     """
     if sys.platform == "win32":
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # PRIVACY: only a disk that has no locks may do without; any other failure stops the run.   [G15]
-        if error.errno not in UNSUPPORTED:
+        # PRIVACY: only a disk that has no locks may do without; any other failure stops the run.
+        # [G15]
+        if error.errno not in NO_FLOCK:
             raise
         return False
     return True
 
 
-def lock_file_of(path: Path) -> Path:
+def lock_path(path: Path) -> Path:
+    """Path of the lock file of ``path``."""
     return path.with_name(f"{path.name}.lock")
 
 
-def take_lock_file(lock: Path, patience: float) -> bool:
-    """Whether this process created ``lock``, which no other process then can, within ``patience`` seconds."""
-    until = time.monotonic() + patience
+def acquire_lock_file(lock: Path, timeout: float) -> bool:
+    """Create ``lock`` exclusively within ``timeout`` seconds; returns whether this succeeded."""
+    deadline = time.monotonic() + timeout
     while True:
         try:
             handle = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 return False
-            time.sleep(PAUSE)
+            time.sleep(POLL_INTERVAL)
             continue
         try:
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -99,6 +106,7 @@ def take_lock_file(lock: Path, patience: float) -> bool:
 
 
 def release_lock_file(lock: Path) -> None:
+    """Delete the lock file that this process holds; raises `ReplayError` if it is gone already."""
     try:
         os.unlink(lock)
     except FileNotFoundError:
@@ -108,19 +116,19 @@ def release_lock_file(lock: Path) -> None:
         ) from None
 
 
-def _gone(lock: Path, patience: float) -> bool:
-    """Whether ``lock`` disappears within ``patience`` seconds."""
-    until = time.monotonic() + patience
+def _disappears(lock: Path, timeout: float) -> bool:
+    """Whether ``lock`` is deleted within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
     while lock.exists():
-        if time.monotonic() >= until:
+        if time.monotonic() >= deadline:
             return False
-        time.sleep(PAUSE)
+        time.sleep(POLL_INTERVAL)
     return True
 
 
-def _held(lock: Path) -> ReplayError:
+def _lock_timeout(lock: Path) -> ReplayError:
     return ReplayError(
-        f"{lock}: another process has held this lock file for {PATIENCE:g} s, which it does where the disk has no "
-        "file locks. Nothing was released. If no process is at work here (one may have been killed), delete the lock "
-        "file"
+        f"{lock}: another process has held this lock file for {LOCK_TIMEOUT:g} s; lock files are "
+        "used where the disk has no file locks. Nothing was released. If no other process uses "
+        "this run (one may have been killed), delete the lock file"
     )

@@ -1,8 +1,9 @@
-"""Frozen values that know their own content: compared, hashed, cached and stored by it.
+"""Immutable values with a content digest: compared, hashed, cached and stored by content.
 
-A `Value` is a frozen dataclass whose fields are numbers, strings, ``None``, read-only arrays and other values.
-Its `spec` is a plain nested dictionary; `restore` turns one back into the value, through the constructor, so
-that whatever a constructor refuses, a file cannot smuggle in.
+A `Value` is a frozen dataclass whose fields are numbers, strings, ``None``, read-only arrays and
+other values. `Value.spec` returns it as a plain nested dictionary, and `Value.restore` passes such
+a dictionary through the constructor, so that a file cannot hold a value that the constructor
+refuses.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from antiphase.errors import FileFormatError
 
 
 class Value:
-    """Base of workloads, objectives and participations."""
+    """Base class of workloads, objectives and participations."""
 
     _kinds: ClassVar[dict[str, type[Value]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Register the class by its name, for `restore`."""
         super().__init_subclass__(**kwargs)
         Value._kinds[cls.__name__] = cls
 
     def spec(self) -> dict[str, Any]:
-        """The fields, by name, and the kind: enough to build the value again."""
+        """The name of the class and the fields: enough to build the value again."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return {"kind": type(self).__name__} | {f.name: getattr(self, f.name) for f in fields}
 
     @classmethod
     def restore(cls, spec: Any) -> Self:
-        """The value that `spec` describes; raises `FileFormatError` if it describes none of this kind."""
+        """The value that `spec` describes; raises `FileFormatError` if it is not of this class."""
         if not isinstance(spec, dict) or not isinstance(spec.get("kind"), str):
             raise FileFormatError(f"a {cls.__name__} is described by a dictionary with a 'kind'")
         kind = Value._kinds.get(spec["kind"])
@@ -60,7 +62,10 @@ class Value:
 
 
 def digest(content: Any) -> str:
-    """SHA-256 of nested dictionaries, lists, numbers, strings, values and arrays; the order of keys is nothing."""
+    """SHA-256 of nested dictionaries, lists, numbers, strings, values and arrays.
+
+    Independent of key order.
+    """
 
     def plain(item: Any) -> Any:
         if isinstance(item, Value):

@@ -52,7 +52,7 @@ def delta_bound(
     ``gram`` is ``⟨m_i, m_j⟩`` for the bins; the noise multiplier is in units of the largest ``‖m_i‖``.
     """
     mixture = _Mixture(gram, noise_multiplier)
-    epsilon = check.real_number("epsilon", epsilon, least=0.0)
+    epsilon = check.real_number("epsilon", epsilon, minimum=0.0)
     samples, failure = (
         check.whole_number("samples", samples),
         check.positive_number("failure", failure),

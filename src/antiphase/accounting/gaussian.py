@@ -30,7 +30,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     0.1269367375...
     """
     s = check.positive_number("noise_multiplier", noise_multiplier)
-    epsilon = check.real_number("epsilon", epsilon, least=0.0)
+    epsilon = check.real_number("epsilon", epsilon, minimum=0.0)
     return min(math.exp(_log_delta(s, epsilon)) * (1 + ROUNDING), 1.0)
 
 

@@ -33,7 +33,7 @@ def poisson_delta(
     """δ of Poisson-sampled DP-SGD at ε; see `poisson_epsilon`."""
     s, rate, steps = _poisson(noise_multiplier, sampling_rate, steps)
     return float(
-        _poisson_account(s, rate, steps)[1](check.real_number("epsilon", epsilon, least=0.0))
+        _poisson_account(s, rate, steps)[1](check.real_number("epsilon", epsilon, minimum=0.0))
     )
 
 

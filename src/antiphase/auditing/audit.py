@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
-from antiphase._util.interrupts import first_ctrl_c
+from antiphase._util.interrupts import graceful_interrupt
 from antiphase._util.progress import Progress, ProgressReport
 from antiphase.accounting.gaussian import checked_delta
 from antiphase.mechanism import Mechanism
@@ -221,7 +221,7 @@ def audit(
         raise ValueError("thresholds is empty; one is needed at least")
     made: tuple[list[Array], list[Array]] = [], []
     done = 0
-    with first_ctrl_c() as pressed:
+    with graceful_interrupt() as pressed:
         for part in range(PARTS):
             count = trials * (part + 1) // PARTS - trials * part // PARTS
             for there in (False, True):
@@ -321,7 +321,7 @@ def audit_one_run(
     guesses = (
         max(int(GUESSED * canaries), 2)
         if guesses is None
-        else check.whole_number("guesses", guesses, least=2)
+        else check.whole_number("guesses", guesses, minimum=2)
     )
     if guesses > canaries:
         raise ValueError(f"guesses = {guesses} is more than the {canaries} canaries")
@@ -487,7 +487,7 @@ def _checked(scores: Any, count: int) -> Array:
 
 
 def _counted(name: str, value: Any, least: int) -> int:
-    count = check.whole_number(name, value, least=least)
+    count = check.whole_number(name, value, minimum=least)
     if count > MOST:
         raise ValueError(f"{name} = {count}: an audit takes at most {MOST:,}")
     return count

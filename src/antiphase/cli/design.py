@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from antiphase._util.interrupts import first_ctrl_c
+from antiphase._util.interrupts import graceful_interrupt
 from antiphase._util.progress import ProgressReport
 from antiphase.cli import console
 from antiphase.cli.console import (
@@ -141,7 +141,10 @@ def design(
         return
     who = console.participation(steps, epochs, separation)
     closing = console.Closing(tolerance or _usual_tolerance(steps, epochs))
-    with console.bar(quiet or as_json, "{task.fields[gap]}") as progress, first_ctrl_c() as stopped:
+    with (
+        console.bar(quiet or as_json, "{task.fields[gap]}") as progress,
+        graceful_interrupt() as stopped,
+    ):
         task = progress.add_task(f"designing {name}", total=1.0, gap="")
 
         def report(now: ProgressReport) -> bool:

@@ -24,7 +24,7 @@ PART = ".part"
 
 def folder(name: str) -> Path | None:
     """Where the data set of this name is kept, or None if it is not."""
-    designs = cache.folder()
+    designs = cache.directory()
     if designs is None:
         return None
     root = designs if os.environ.get("ANTIPHASE_CACHE") else designs.parent

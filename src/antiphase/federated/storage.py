@@ -85,7 +85,7 @@ def _locked(path: Path) -> Callable[[], None]:
         handle = os.open(path, os.O_RDONLY)
         try:
             # PRIVACY: two servers that go on from one checkpoint would use a row for two sums.   [G20]
-            if locks.locked(handle, wait=False):
+            if locks.acquire_flock(handle, wait=False):
                 return partial(os.close, handle)
         except BlockingIOError as error:
             os.close(handle)
@@ -95,7 +95,7 @@ def _locked(path: Path) -> Callable[[], None]:
         os.close(handle)
     lock = path / "lock"
     # PRIVACY: the same on a disk without locks.   [G20]
-    if not locks.take_lock_file(lock, 0.0):
+    if not locks.acquire_lock_file(lock, 0.0):
         raise StateError(
             f"{lock}: another server is at work in this folder, or was killed, and the disk has no "
             "file locks. Nothing was changed. If no server is at work, delete the lock file"

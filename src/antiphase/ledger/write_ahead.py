@@ -62,7 +62,7 @@ class WriteAheadLedger:
         if self._file is None:
             yield
             return
-        with locks.alone(self._file.fileno(), self._path) as by_the_system:
+        with locks.exclusive(self._file.fileno(), self._path) as by_the_system:
             # PRIVACY: another process may have gone on from the same checkpoint, with another sum.   [G15]
             more = self._size() - RECORD * len(self._records)
             if more < 0:

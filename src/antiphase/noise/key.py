@@ -66,7 +66,7 @@ class Key:
     @classmethod
     def insecure(cls, seed: int) -> Key:
         """A key that anyone can guess, for tests and studies; statements say so."""
-        seed = check.whole_number("seed", seed, least=0)
+        seed = check.whole_number("seed", seed, minimum=0)
         secret = hashlib.blake2b(
             str(seed).encode(), digest_size=SIZE, person=b"antiphase-seed"
         ).digest()

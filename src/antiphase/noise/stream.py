@@ -250,7 +250,7 @@ class NoiseStream:
 
     def skip(self, count: int) -> None:
         """Go on ``count`` rows without giving them out."""
-        count = check.whole_number("count", count, least=0)
+        count = check.whole_number("count", count, minimum=0)
         self._refuse_in_a_fork()
         with self._lock:
             self._refuse_past_horizon(count)

@@ -30,7 +30,7 @@ def remembered(
     """What ``make`` returns, or what the cache has for the same ``question``; kept there if it took long and was not
     stopped."""
     asked = digest({"algorithm": ALGORITHM} | question)
-    path = cache.entry(asked)
+    path = cache.entry_path(asked)
     if path is not None and (kept := _kept(path, asked, question)) is not None:
         return replace(kept, name=name, options=options)
     began = time.perf_counter()

@@ -61,7 +61,7 @@ class Constants:
         for name in ("noise_length", "distance", "gap", "lipschitz"):
             if getattr(self, name) is not None or name == "noise_length":
                 object.__setattr__(
-                    self, name, check.real_number(name, getattr(self, name), least=0.0)
+                    self, name, check.real_number(name, getattr(self, name), minimum=0.0)
                 )
 
     @property

@@ -58,7 +58,7 @@ def best_damping(
 
     Guarantee: no design that was tried has a lower value.
     """
-    last = check.real_number("last", last, least=0.0)
+    last = check.real_number("last", last, minimum=0.0)
     if last > 1:
         raise ValueError(f"last = {last:g} must be at most 1: it is the share of the last step")
     tried: dict[tuple[float, float], float] = {}

@@ -85,7 +85,7 @@ class Quadratic(Value):
         has variance ``1/h_i``; not strongly convex. The paper's σ is the length of the whole noise vector: its
         σ = 20 is ``noise = 20/√d = 2``.
         """
-        dimension = check.whole_number("dimension", dimension, least=2)
+        dimension = check.whole_number("dimension", dimension, minimum=2)
         singular = np.linspace(
             0.0, math.sqrt(check.positive_number("smoothness", smoothness)), dimension
         )
@@ -187,7 +187,7 @@ def _noise_of(plan: Factorization | Mechanism, noise: float | None) -> tuple[Fac
         raise TypeError(
             "noise = None: a factorization says nothing of its scale; give noise, or a Mechanism"
         )
-    return plan, check.real_number("noise", noise, least=0.0) * plan.sensitivity
+    return plan, check.real_number("noise", noise, minimum=0.0) * plan.sensitivity
 
 
 def _scaled(workload: Workload, learning_rate: float) -> Workload:

@@ -69,7 +69,7 @@ class Spectrum:
         Neighbours on a logarithmic scale become one, at the mean that keeps ``Σ weight·value``; what is flat is left
         out. The largest stays by itself.
         """
-        count = check.whole_number("count", count, least=2)
+        count = check.whole_number("count", count, minimum=2)
         kept = (self.weights > 0) & (self.values > LEAST * self.top)
         order = np.argsort(self.values[kept])
         values, weights = self.values[kept][order], self.weights[kept][order]

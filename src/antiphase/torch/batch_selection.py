@@ -68,7 +68,7 @@ class FixedOrder(BatchSampler):
                 f"batch_size = {batch_size} with drop_last leaves no batch of {size} examples"
             )
         self._rank, self._world = (
-            check.whole_number("rank", rank, least=0),
+            check.whole_number("rank", rank, minimum=0),
             check.whole_number("world", world),
         )
         self.first = 0  # where the next epoch begins: after a resume, in the middle

@@ -55,7 +55,7 @@ def spectrum(
     above the true one but for rounding. The model, its gradients and the global generators are left as they were.
     """
     count, probes = check.whole_number("count", count), check.whole_number("probes", probes)
-    seed = check.whole_number("seed", seed, least=0)
+    seed = check.whole_number("seed", seed, minimum=0)
     check.choice("matrix", matrix, ("hessian", "gauss-newton"))
     parameters = {
         name: p.detach().clone().requires_grad_()

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from antiphase._util import checks as check
 from antiphase._util import files
-from antiphase._util.interrupts import first_ctrl_c
+from antiphase._util.interrupts import graceful_interrupt
 from antiphase._util.progress import Progress, ProgressReport
 from antiphase.data import Dataset
 from antiphase.design import design, names
@@ -84,8 +84,8 @@ class Recipe:
         check.whole_number("batch_size", self.batch_size)
         check.positive_number("learning_rate", self.learning_rate)
         check.positive_number("clip_norm", self.clip_norm)
-        check.real_number("momentum", self.momentum, least=0.0, below=1.0)
-        check.real_number("weight_decay", self.weight_decay, least=0.0)
+        check.real_number("momentum", self.momentum, minimum=0.0, below=1.0)
+        check.real_number("weight_decay", self.weight_decay, minimum=0.0)
         check.choice("schedule", self.schedule, tuple(SCHEDULES))
         check.choice("inputs", self.inputs, ("range", "standard"))
         check.choice("mechanism", self.mechanism, ("none", *names()))
@@ -199,7 +199,7 @@ def train(
     ``model.safetensors``. ``resume`` goes on with the run that is there, if it is this one, and ends with the same
     weights, bit for bit, as if it had never stopped.
     """
-    seed = check.whole_number("seed", seed, least=0)
+    seed = check.whole_number("seed", seed, minimum=0)
     evaluate = None if evaluate is None else check.whole_number("evaluate", evaluate)
     folder = None if checkpoint is None else Path(checkpoint)
     if resume and folder is None:
@@ -220,7 +220,7 @@ def train(
         with (
             _threads(run.work),
             _without_hook_warnings(),
-            first_ctrl_c(folder is not None) as interrupted,
+            graceful_interrupt(folder is not None) as interrupted,
         ):
             for batch in itertools.islice(_endless(run.loader), run.steps - run.done):
                 run.step(*batch)
