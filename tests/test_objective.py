@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from antiphase import Workload
-from antiphase.objective import Average, Curvature, Damped, Restarts
+from antiphase.objective import Average, Curvature, Damped, Maximum, Restarts
 
 T = 12
 S = np.tril(np.ones((T, T)))
@@ -115,3 +115,23 @@ def test_curvature_is_the_sum_over_the_spectrum():
 def test_bad_input_is_named(call, words):
     with pytest.raises((ValueError, TypeError), match=words):
         call()
+
+
+def test_restarts_of_plain_sgd_are_independent_blocks():
+    blocks = Restarts(3).independent_blocks(Workload.sgd(7))
+    assert [(start, stop) for start, stop, _ in blocks] == [(0, 3), (3, 6), (6, 7)]
+    assert Restarts(3, include_final=True).independent_blocks(Workload.sgd(7)) is None
+    assert Restarts(3).independent_blocks(Workload.sgd(7, momentum=0.5)) is None
+    assert Average().independent_blocks(Workload.sgd(7)) is None
+
+
+def test_only_the_average_weighs_iterates():
+    np.testing.assert_array_equal(Average(final_weight=3.0).iterate_weights(3), [1, 1, 3])
+    assert Restarts(2).iterate_weights(3) is None
+
+
+def test_weights_of_a_toeplitz_decoders_coefficients():
+    np.testing.assert_array_equal(Average().toeplitz_weights(np.array([1.0, 2.0])), [5, 4])
+    np.testing.assert_array_equal(Maximum().toeplitz_weights(np.ones(2)), [1, 1])
+    assert Maximum().is_maximum
+    assert not Average().is_maximum

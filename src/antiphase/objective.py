@@ -43,6 +43,26 @@ class Objective(Value, ABC):
         """What the squared noise in each row of the root comes to."""
         return float(squares.sum())
 
+    @property
+    def is_maximum(self) -> bool:
+        """Whether the largest row counts rather than the sum of all rows."""
+        return False
+
+    def independent_blocks(self, workload: Workload) -> list[tuple[int, int, Array]] | None:
+        """``(start, stop, weights)`` of the diagonal blocks of the root; None if it has none.
+
+        Where they exist, the rows of each block are weighted sums of its own gradients.
+        """
+        return None
+
+    def iterate_weights(self, steps: int) -> Array | None:
+        """The weight of each iterate; None where the rows of the root are not those of ``ΛA``."""
+        return None
+
+    def toeplitz_weights(self, weights: Array) -> Array:
+        """Weights of the squared coefficients of a Toeplitz decoder, from those of its rows."""
+        return np.asarray(np.cumsum(weights[::-1] ** 2)[::-1])
+
     @abstractmethod
     def describe(self) -> str:
         """A few words, as in ``restarts every 50 steps``."""
@@ -71,6 +91,10 @@ class Average(Objective):
 
     def root(self, workload: Workload) -> Array:
         return _weigh(self, workload.dense())
+
+    def iterate_weights(self, steps: int) -> Array | None:
+        """``weights``, the last times ``final_weight``."""
+        return _row_weights(self, steps)
 
     def describe(self) -> str:
         return "every iterate" + _words(self)
@@ -149,6 +173,12 @@ class Restarts(Objective):
             for t in range(start, min(workload.steps, start + width - 1)):
                 P[t, t - start + 1] -= P[t, t - start + 1 :].sum()
         return Recurrence(P, N, np.concatenate([weights for _, _, weights in blocks]))
+
+    def independent_blocks(self, workload: Workload) -> list[tuple[int, int, Array]] | None:
+        """`blocks`, for plain SGD (schedules and delays allowed) without the final row."""
+        if self.include_final or not workload.is_plain_sgd:
+            return None
+        return self.blocks(workload.steps)
 
     def last_restart(self, steps: int) -> int:
         """The last restart, counted from 1; 0 if there is none."""
@@ -290,6 +320,15 @@ class Maximum(Objective):
 
     def total(self, squares: Array) -> float:
         return float(squares.max())
+
+    @property
+    def is_maximum(self) -> bool:
+        """True."""
+        return True
+
+    def toeplitz_weights(self, weights: Array) -> Array:
+        """1 for each: rows of a Toeplitz decoder only grow, so that the last is the largest."""
+        return np.ones(len(weights))
 
     def describe(self) -> str:
         return "the noisiest iterate"

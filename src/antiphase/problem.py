@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphase._util.checks import Array
-from antiphase.objective import Average, Maximum, Objective, Recurrence
+from antiphase.objective import Average, Objective, Recurrence
 from antiphase.workload import Workload
 
 WIDEST = 4  # half-bandwidth up to which this path is taken
@@ -140,7 +140,7 @@ def recurrence_of(name: str, workload: Workload, objective: Objective) -> Recurr
 
 def searched_for(objective: Objective) -> Objective:
     """``objective``, or the mean where nothing is known of which row is the largest; and says so."""
-    if not isinstance(objective, Maximum):
+    if not objective.is_maximum:
         return objective
     warnings.warn(
         "the encoder is searched for the mean error, and judged by the largest", stacklevel=2

@@ -17,7 +17,7 @@ import scipy
 
 from antiphase._util.checks import Array
 from antiphase.factorizations.base import Factorization, lower_triangular
-from antiphase.objective import Objective, Restarts
+from antiphase.objective import Objective
 from antiphase.participation import Indices
 from antiphase.sensitivity import Columns
 from antiphase.workload import Workload
@@ -83,7 +83,7 @@ class BlockDiagonal(Factorization, form="Blocks"):
         return total
 
     def _total_noise(self, objective: Objective) -> float:
-        if not (isinstance(objective, Restarts) and self._fits(objective)):
+        if not self._fits(objective):
             return super()._total_noise(objective)
         known: dict[tuple[int, bytes], float] = {}
         total = 0.0
@@ -97,9 +97,9 @@ class BlockDiagonal(Factorization, form="Blocks"):
             total += known[key]
         return total
 
-    def _fits(self, objective: Restarts) -> bool:
+    def _fits(self, objective: Objective) -> bool:
         """Whether the objective restarts where the encoder does, so that each block can be judged alone."""
-        if not decouples(self.workload, objective):
+        if objective.independent_blocks(self.workload) is None:
             return False
         sizes = [root.shape[1] for root in block_roots(self.workload, objective)]
         return sizes == [len(self.distinct[i]) for i in self.sequence]
@@ -152,12 +152,7 @@ class _BlockColumns:
         return out
 
 
-def decouples(workload: Workload, objective: Objective) -> bool:
-    """Whether ``Λ_τ A`` falls into independent blocks: restarts of plain SGD (schedule and delay allowed)."""
-    return isinstance(objective, Restarts) and not objective.include_final and workload.is_plain_sgd
-
-
-def block_roots(workload: Workload, objective: Restarts) -> list[Array]:
+def block_roots(workload: Workload, objective: Objective) -> list[Array]:
     """The diagonal blocks of ``Λ_τ A``: a segment's rows, by the columns of the gradients that arrive in it.
 
     With a delay ``d`` these are ``d`` earlier. The last ``d`` gradients never arrive: a block of zero columns of its
@@ -165,7 +160,7 @@ def block_roots(workload: Workload, objective: Restarts) -> list[Array]:
     """
     assert workload.learning_rates is not None
     delay, roots = workload.delay, []
-    for start, stop, weights in objective.blocks(workload.steps):
+    for start, stop, weights in objective.independent_blocks(workload) or []:
         root = np.tril(np.ones((stop - start,) * 2)) * workload.learning_rates[start:stop]
         root = weights[:, None] * root[:, max(delay - start, 0) :]
         if root.shape[1]:

@@ -9,7 +9,7 @@ import numpy as np
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress
 from antiphase.factorizations.block_diagonal import BlockDiagonal, block_roots
-from antiphase.objective import Restarts
+from antiphase.objective import Objective
 from antiphase.participation import Once, Participation
 from antiphase.sensitivity import sensitivity
 from antiphase.solvers.dense import optimal_encoder
@@ -19,7 +19,7 @@ from antiphase.workload import Workload
 def block_optimum(
     name: str,
     workload: Workload,
-    objective: Restarts,
+    objective: Objective,
     participation: Participation,
     *,
     options: dict[str, Any],

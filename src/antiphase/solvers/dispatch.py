@@ -9,9 +9,8 @@ from typing import Any
 from antiphase._util import checks as check
 from antiphase._util.progress import Progress
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.block_diagonal import decouples
 from antiphase.factorizations.streaming import Streaming
-from antiphase.objective import Maximum, Objective
+from antiphase.objective import Objective
 from antiphase.participation import Participation
 from antiphase.solvers.block_diagonal import block_optimum
 from antiphase.solvers.dense import dense_optimum
@@ -64,7 +63,7 @@ def optimal(
         "tolerance": gap,
     }
 
-    levelled = isinstance(objective, Maximum)
+    levelled = objective.is_maximum
 
     def solved(
         objective: Objective, tolerance: float, buffers: str | int, watched: Progress | None
@@ -108,7 +107,7 @@ def best_bound(workload: Workload, objective: Objective, participation: Particip
     """A certified bound on the error of every factorization; for many steps and epochs, without making one."""
     if (
         workload.steps > DENSE_IS_CHEAP
-        and not isinstance(objective, Maximum)
+        and not objective.is_maximum
         and _form(workload, objective, participation, "auto") == "epochs"
     ):
         low, _ = bound_only(
@@ -135,7 +134,7 @@ def _form(
         or can_be_streamed(workload, objective, participation.evenly_spaced(workload.steps))
     ):
         return "separated"
-    if participation.max_participations == 1 and decouples(workload, objective):
+    if participation.max_participations == 1 and objective.independent_blocks(workload):
         return "blocks"
     if not isinstance(buffers, str):
         if objective.recurrence(workload) is None:
@@ -143,7 +142,7 @@ def _form(
                 f"buffers = {buffers}: this design has no form with few buffers (that needs a workload that is a short "
                 "recurrence and an objective of weighted iterates); leave buffers out"
             )
-        if isinstance(objective, Maximum):
+        if objective.is_maximum:
             raise ValueError(
                 f"buffers = {buffers}: few buffers for several epochs are searched for weighted iterates, not for the "
                 "noisiest one; leave buffers out"
@@ -153,7 +152,7 @@ def _form(
 
 
 def _worth_waiting_for(steps: int, form: str, objective: Objective | None = None) -> float:
-    if isinstance(objective, Maximum):
+    if objective is not None and objective.is_maximum:
         return 1e-4
     if form not in ("epochs", "separated"):
         return 1e-9

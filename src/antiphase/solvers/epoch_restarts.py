@@ -17,7 +17,7 @@ from antiphase._util.progress import Progress
 from antiphase.factorizations.base import Factorization, refuse_if_too_large
 from antiphase.factorizations.block_diagonal import BlockDiagonal
 from antiphase.factorizations.streaming import Streaming
-from antiphase.objective import Average, Objective, _row_weights
+from antiphase.objective import Objective
 from antiphase.participation import Once, Participation
 from antiphase.problem import searched_for
 from antiphase.sensitivity import sensitivity
@@ -42,9 +42,10 @@ def restarted(
     starts = list(range(0, workload.steps, min(participation.separation, workload.steps)))
     ranges = list(zip(starts, [*starts[1:], workload.steps], strict=True))
     common: dict[str, Any] = {"options": options}
-    if workload.is_plain_sgd and not workload.idle.any() and isinstance(objective, Average):
+    row_weights = objective.iterate_weights(workload.steps)
+    if workload.is_plain_sgd and not workload.idle.any() and row_weights is not None:
         assert workload.learning_rates is not None
-        squares = _row_weights(objective, workload.steps) ** 2
+        squares = row_weights**2
         segments, bounds = [], []
         for start, stop in ranges:
             weights = np.sqrt(squares[start:stop])

@@ -9,10 +9,9 @@ import numpy as np
 
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress
-from antiphase.factorizations.block_diagonal import decouples
 from antiphase.factorizations.streaming import FIELDS, Segment, Streaming, _variances
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
-from antiphase.objective import Average, Objective, Restarts
+from antiphase.objective import Average, Objective
 from antiphase.participation import Indices, Participation
 from antiphase.problem import Problem, problem_of
 from antiphase.solvers.single_participation import DualPoint, maximise
@@ -71,12 +70,7 @@ def streamed_optimum(
         )
 
     single = participation.max_participations == 1
-    if (
-        isinstance(objective, Restarts)
-        and decouples(workload, objective)
-        and workload.delay == 0
-        and single
-    ):
+    if objective.independent_blocks(workload) is not None and workload.delay == 0 and single:
         return _by_blocks(workload, objective, tolerance, buffers, progress, made)
     problem = problem_of(workload, objective)
     assert problem is not None
@@ -110,7 +104,7 @@ def split(segment: Segment, starts: list[int]) -> tuple[list[Segment], list[int]
 
 def _by_blocks(
     workload: Workload,
-    objective: Restarts,
+    objective: Objective,
     tolerance: float,
     buffers: str | int,
     progress: Progress | None,
@@ -122,7 +116,7 @@ def _by_blocks(
     known: dict[bytes, tuple[int, float]] = {}
     segments: list[Segment] = []
     sequence, bound = [], 0.0
-    for start, stop, weights in objective.blocks(workload.steps):
+    for start, stop, weights in objective.independent_blocks(workload) or []:
         key = rates[start:stop].tobytes() + weights.tobytes()
         if key not in known:
             segment, its_bound = solved_block(

@@ -19,7 +19,7 @@ from antiphase.factorizations.base import refuse_if_too_large
 from antiphase.factorizations.toeplitz import Toeplitz, is_steady
 from antiphase.linalg import power_series
 from antiphase.linalg.lbfgs import descend
-from antiphase.objective import Average, Maximum, Objective
+from antiphase.objective import Average, Objective
 from antiphase.participation import Epochs, Participation
 from antiphase.problem import searched_for, without_idle_steps
 from antiphase.solvers.closed_form import square_root_coefficients
@@ -91,12 +91,7 @@ def noise_form(workload: Workload, objective: Objective) -> Form:
     if followed is None or not is_steady(followed.P, followed.N):
         return _dense_form(workload, objective)
     P, N, weights = followed
-    # Rows only grow, so that the last is the largest.
-    omega = (
-        np.ones(workload.steps)
-        if isinstance(objective, Maximum)
-        else np.cumsum(weights[::-1] ** 2)[::-1]
-    )
+    omega = objective.toeplitz_weights(weights)
 
     def form(u: Array) -> tuple[float, Array]:
         b = _solve_bands(P, _apply_bands(N, u))
