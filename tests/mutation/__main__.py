@@ -3,6 +3,7 @@
     python -m tests.mutation              a seeded sample of 600, stratified by file
     python -m tests.mutation --all        every mutant
     python -m tests.mutation FILE…        every mutant of these files
+    python -m tests.mutation --stale      no mutant: entries of survivors.md that are out of date
 
 prints a table by file and the survivors. It fails if fewer than nine in ten were killed, if one
 survived for which survivors.md has no reason, or if a test is red without a mutant.
@@ -19,7 +20,6 @@ import importlib.util
 import math
 import os
 import pickle
-import re
 import signal
 import sys
 import tempfile
@@ -35,6 +35,7 @@ from tests.mutation import fresh
 from tests.mutation.mutate import PACKAGE, Mutant, mutants_of
 from tests.mutation.reach import Reach, green, reaching
 from tests.mutation.sample import sample
+from tests.mutation.survivors import reasons, stale
 from tests.mutation.table import TESTS, there
 
 ROOT = PACKAGE.parents[1]
@@ -231,17 +232,6 @@ class _Texts(dict):
 # ---- report --------------------------------------------------------------------------------------
 
 
-def reasons():
-    """{(file, before, after): reason} of survivors.md, where every reason is a heading."""
-    found, reason = {}, ""
-    for line in (Path(__file__).parent / "survivors.md").read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            reason = line.removeprefix("## ")
-        elif entry := re.fullmatch(r"- (\S+): ``(.*)`` → ``(.*)``", line):
-            found[entry.groups()] = reason
-    return found
-
-
 REASONS = reasons()
 
 
@@ -279,6 +269,8 @@ def say(text):
 
 def main(arguments):
     options = parsed(arguments)
+    if options.stale:
+        return list_stale()
     os.chdir(ROOT)
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # a thread a process; read when torch is imported
@@ -304,6 +296,15 @@ def main(arguments):
         say(f"  {fault}")
     say(f"  {time.perf_counter() - began:.0f} s with {PROCESSES} process(es)")
     return int(share < ASKED or unexplained > 0 or bool(faults) or not results)
+
+
+def list_stale():
+    """Print the entries of survivors.md whose statement has changed; 1 if there are any."""
+    entries = stale(REASONS)
+    for (file, before), alike in entries.items():
+        say(f"{file}: ``{before}``\n  most like it: " + (f"``{alike}``" if alike else "none"))
+    say(f"{len(entries)} statements of survivors.md are no longer in the package")
+    return int(bool(entries))
 
 
 def run(mutants, faults):
@@ -338,6 +339,7 @@ def parsed(arguments):
     parser.add_argument("--all", action="store_true", help="every mutant of every file")
     parser.add_argument("--sample", type=int, metavar="N", help=f"a sample of N ({SIZE})")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of the sample ({SEED})")
+    parser.add_argument("--stale", action="store_true", help="list entries out of date, and stop")
     options = parser.parse_args(arguments)
     if unknown := set(options.files) - set(TESTS):
         parser.error(f"{', '.join(sorted(unknown))}: not in tests/mutation/table.py")
