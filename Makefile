@@ -58,8 +58,8 @@ bench-full: $(READY) ## larger sizes: hours, nearly all of them the peers'
 docs: $(READY)       ## the documentation, as pages in site
 	$(BIN)/mkdocs build --strict --site-dir site
 
-reproduce: $(READY)  ## the paper's experiments; what was stopped goes on
-	$(BIN)/antiphase reproduce all --output results
+reproduce: $(READY)  ## the paper's figures and tables, in results; continues where it was stopped
+	$(BIN)/python -m experiments all --output results
 
 clean:               ## remove all that these made
 	rm -rf $(VENV) .bench site demo results build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

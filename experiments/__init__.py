@@ -1,4 +1,7 @@
-"""The paper's experiments, one readable file each: results as JSON, figures drawn from it. `running` runs them."""
+"""The paper's figures and tables: one study per file, run by `python -m experiments NAME`.
 
-# What `antiphase reproduce` knows, in the paper's order: modules of this package, each a `running.Study`.
+A study computes results, keeps them as JSON, and draws figures and tables from them (see `runner`).
+"""
+
+# The studies, in the paper's order. Each is a module of this package with the names of `runner.Study`.
 NAMES = ("matrices", "quadratic", "chess", "mnist", "amplified", "cifar10", "scattering", "text")

@@ -19,7 +19,7 @@ from antiphase.torch.batch_selection import CyclicPoisson
 from experiments import mnist
 from experiments.accuracies import key, mean, over_budgets, percent, verdict
 from experiments.linear_training import Batches
-from experiments.runner import Cell, Found, Result, Table
+from experiments.runner import Cell, Result, Results, Table
 
 NAME = "amplified"
 TITLE = "Amplification by sampling, on MNIST, 16 epochs"
@@ -104,7 +104,7 @@ def _batches(cell: Cell, made: Mechanism, trial: int) -> Batches | None:
 # ---- what follows ------------------------------------------------------------------------------------------
 
 
-def summary(found: Found, full: bool) -> dict[str, Any]:
+def summary(found: Results, full: bool) -> dict[str, Any]:
     accuracy: dict[str, dict[str, list[float]]] = {label: {} for label in KINDS}
     design: dict[str, dict[str, Result]] = {label: {} for label in KINDS}
     for cell, result in found:
@@ -124,7 +124,7 @@ def draw(record: dict[str, Any], folder: Path) -> list[Path]:
     return list(figures.draw(folder / NAME, over_budgets(TITLE, series, mnist.NOTE)))
 
 
-def words(record: dict[str, Any]) -> list[Table]:
+def tables(record: dict[str, Any]) -> list[Table]:
     accuracy, design = record["summary"]["accuracy"], record["summary"]["design"]
     epsilons = [key(epsilon) for epsilon in EPSILONS]
     rows = [[label, *(percent(accuracy[label][e]) for e in epsilons)] for label in KINDS]

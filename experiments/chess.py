@@ -16,7 +16,7 @@ import antiphase as ap
 from antiphase.reporting import charts, figures
 from antiphase.theory.bounds import noise_bracket
 from antiphase.theory.quadratic import Quadratic, exact, simulate
-from experiments.runner import Cell, Found, Result, Table
+from experiments.runner import Cell, Result, Results, Table
 
 NAME = "chess"
 TITLE = "Chess diverges where PGD settles, with the same ‖B‖"
@@ -69,7 +69,7 @@ def work(cell: Cell) -> Result:
     }
 
 
-def summary(found: Found, full: bool) -> dict[str, Any]:
+def summary(found: Results, full: bool) -> dict[str, Any]:
     kept = {
         cell["mechanism"]: {k: v for k, v in result.items() if k != "curve"}
         for cell, result in found
@@ -126,7 +126,7 @@ def draw(record: dict[str, Any], folder: Path) -> list[Path]:
     ]
 
 
-def words(record: dict[str, Any]) -> list[Table]:
+def tables(record: dict[str, Any]) -> list[Table]:
     found = record["summary"]
     rows = [
         [label, f"{row['sensitivity']:g}", f"{row['frobenius']:,.0f}", f"{row['bracket']:,.0f}"]

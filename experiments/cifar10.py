@@ -25,7 +25,7 @@ from antiphase.factorizations.base import Factorization
 from antiphase.reporting import figures
 from experiments import accuracies, subsampled_training
 from experiments.learning_rates import remembered
-from experiments.runner import Cell, Found, Result, Table
+from experiments.runner import Cell, Result, Results, Table
 
 NAME = "cifar10"
 TITLE = "A convolutional network on CIFAR-10, 2,000 steps in 20 epochs"
@@ -127,7 +127,7 @@ def _poisson_noise_multiplier(epsilon: float, delta: float, rate: float, steps: 
 # ---- what follows, and what is shown -----------------------------------------------------------------------
 
 
-def summary(found: Found, full: bool) -> dict[str, Any]:
+def summary(found: Results, full: bool) -> dict[str, Any]:
     accuracy: dict[str, dict[str, list[float]]] = {}
     rates: dict[str, dict[str, float]] = {}
     for epsilon in sorted({cell["epsilon"] for cell, _ in found}):
@@ -157,7 +157,7 @@ def draw(record: dict[str, Any], folder: Path) -> list[Path]:
     return list(figures.draw(folder / NAME, chart))
 
 
-def words(record: dict[str, Any]) -> list[Table]:
+def tables(record: dict[str, Any]) -> list[Table]:
     rates = "; ".join(
         f"{accuracies.LABELS[name]} {', '.join(f'{rate:g}' for rate in several.values())}"
         for name, several in record["summary"]["rates"].items()

@@ -10,7 +10,7 @@ import numpy as np
 import antiphase as ap
 from antiphase.objective import Restarts
 from antiphase.reporting import charts, figures
-from experiments.runner import Cell, Found, Result, Table
+from experiments.runner import Cell, Result, Results, Table
 
 NAME = "matrices"
 TITLE = "The matrices of DP-MF and DP-MF⁺"
@@ -41,7 +41,7 @@ def work(cell: Cell) -> Result:
     }
 
 
-def summary(found: Found, full: bool) -> dict[str, Any]:
+def summary(found: Results, full: bool) -> dict[str, Any]:
     results = {cell["matrix"]: result for cell, result in found}
     return {
         name: {k: v for k, v in result.items() if k != "matrix"} for name, result in results.items()
@@ -70,7 +70,7 @@ def draw(record: dict[str, Any], folder: Path) -> list[Path]:
     ]
 
 
-def words(record: dict[str, Any]) -> list[Table]:
+def tables(record: dict[str, Any]) -> list[Table]:
     rows = [
         [
             label,

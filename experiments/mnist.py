@@ -36,7 +36,7 @@ from antiphase.torch.batch_selection import FixedOrder
 from antiphase.torch.training import torch_generator
 from experiments.accuracies import over_budgets
 from experiments.linear_training import Batches, Examples, Matrix, train
-from experiments.runner import Cell, Found, Result, Table
+from experiments.runner import Cell, Result, Results, Table
 
 NAME = "mnist"
 TITLE = "Logistic regression on MNIST, 2,048 steps"
@@ -233,14 +233,14 @@ LABELS = [POISSON, FIXED, MF, *map(plus, TAUS), ADVISED]  # of what has an ε
 COLOUR = {POISSON: "dp-sgd", FIXED: "dp-sgd", MF: "dp-mf", PLUS: "dp-mf+", ADVISED: "damped"}
 
 
-def summary(found: Found, full: bool) -> dict[str, Any]:
+def summary(found: Results, full: bool) -> dict[str, Any]:
     return {
         "settings": [_setting(epochs, found) for epochs in BATCH_SIZES],
         "runs": sum(cell["trials"] * len(cell.get("epsilons", [None])) for cell, _ in found),
     }
 
 
-def _setting(epochs: int, found: Found) -> dict[str, Any]:
+def _setting(epochs: int, found: Results) -> dict[str, Any]:
     here = {_label(cell): (cell, result) for cell, result in found if cell["epochs"] == epochs}
     accuracy = {
         label: {
@@ -348,7 +348,7 @@ def _against_tau(setting: dict[str, Any], title: str) -> charts.Lines:
     )
 
 
-def words(record: dict[str, Any]) -> list[Table]:
+def tables(record: dict[str, Any]) -> list[Table]:
     tables = []
     for setting in record["summary"]["settings"]:
         rows = [

@@ -20,7 +20,7 @@ from antiphase.factorizations.base import Factorization
 from antiphase.reporting import charts, figures
 from antiphase.theory.damping import best_damping
 from antiphase.theory.quadratic import Quadratic, exact, simulate
-from experiments.runner import Cell, Found, Result, Table
+from experiments.runner import Cell, Result, Results, Table
 
 NAME = "quadratic"
 TITLE = "A quadratic that is not strongly convex, L = 10, 5,000 steps"
@@ -117,7 +117,7 @@ def _short(values: Array) -> list[float]:
 # ---- what follows ------------------------------------------------------------------------------------------
 
 
-def summary(found: Found, full: bool) -> dict[str, Any]:
+def summary(found: Results, full: bool) -> dict[str, Any]:
     fine = [(cell, result) for cell, result in found if not result["diverges"]]
     return {
         "rates": [_at(rate, found) for rate in RATES],
@@ -130,7 +130,7 @@ def summary(found: Found, full: bool) -> dict[str, Any]:
     }
 
 
-def _at(rate: float, found: Found) -> dict[str, Any]:
+def _at(rate: float, found: Results) -> dict[str, Any]:
     """All mechanisms at one learning rate; of DP-MF⁺ the best τ, for the average and for the last."""
     here = [(cell, result) for cell, result in found if cell["rate"] == rate]
     if here[0][1]["diverges"]:
@@ -165,11 +165,11 @@ def _is(cell: Cell, name: str) -> bool:
     )
 
 
-def _converging(found: Found) -> list[dict[str, Any]]:
+def _converging(found: Results) -> list[dict[str, Any]]:
     return [row for row in (_at(rate, found) for rate in RATES) if not row["diverges"]]
 
 
-def _agreement(fine: Found) -> dict[str, float]:
+def _agreement(fine: Results) -> dict[str, float]:
     """How far simulated means are from exact values. Not independent: runs of one seed share their noise."""
     apart = [
         abs(result[f"simulated {key}"][0] - result[key]) / result[f"simulated {key}"][1]
@@ -179,7 +179,7 @@ def _agreement(fine: Found) -> dict[str, float]:
     return {"compared": len(apart), "median": float(np.median(apart)), "largest": max(apart)}
 
 
-def _curve_of(found: Found, name: str) -> dict[str, list[float]]:
+def _curve_of(found: Results, name: str) -> dict[str, list[float]]:
     kept = {
         (cell["mechanism"], cell.get("tau")): result["curve"]
         for cell, result in found
@@ -265,7 +265,7 @@ def _advantage(rows: list[dict[str, Any]]) -> charts.Lines:
     )
 
 
-def _over_steps(found: Found, steps: Any, runs: int = 0) -> charts.Lines:
+def _over_steps(found: Results, steps: Any, runs: int = 0) -> charts.Lines:
     """Exact curves; with ``runs``, the band of the simulated means beside them."""
     series = []
     for name, label in LABELS.items():
@@ -291,7 +291,7 @@ def _over_steps(found: Found, steps: Any, runs: int = 0) -> charts.Lines:
     )
 
 
-def words(record: dict[str, Any]) -> list[Table]:
+def tables(record: dict[str, Any]) -> list[Table]:
     rates = record["summary"]["rates"]
     agreement = record["summary"]["standard errors between exact and simulated"]
     note = (

@@ -29,7 +29,7 @@ from experiments import accuracies, scattering_features
 from experiments.cifar10 import noise_multiplier
 from experiments.learning_rates import remembered
 from experiments.linear_training import CLIP_MARGIN, Examples
-from experiments.runner import Cell, Found, Result, Table
+from experiments.runner import Cell, Result, Results, Table
 
 NAME = "scattering"
 TITLE = "A linear model on scattering features of CIFAR-10, 2,000 steps in 20 epochs"
@@ -227,7 +227,7 @@ def _kept(path: Path, images: scattering_features.Images) -> Matrix:
 # ---- what follows, and what is shown -----------------------------------------------------------------------
 
 
-def summary(found: Found, full: bool) -> dict[str, Any]:
+def summary(found: Results, full: bool) -> dict[str, Any]:
     accuracy, chosen = {}, {}
     for name in DESIGNS:
         results = [
@@ -259,7 +259,7 @@ def draw(record: dict[str, Any], folder: Path) -> list[Path]:
     return list(figures.draw(folder / NAME, chart))
 
 
-def words(record: dict[str, Any]) -> list[Table]:
+def tables(record: dict[str, Any]) -> list[Table]:
     chosen, level = record["summary"]["chosen"], record["summary"]["no noise"]
     rates = "; ".join(
         label + " " + ", ".join(f"{choice['rate']:g}" for choice in chosen[name].values())

@@ -34,7 +34,7 @@ import numpy as np
 import antiphase as ap
 from antiphase import accounting, data
 from antiphase.comparison import Setting
-from antiphase.errors import DataError, StudyError
+from antiphase.errors import DataError
 from antiphase.factorizations.base import Factorization
 from antiphase.federated import Server
 from antiphase.mechanism import Mechanism
@@ -44,7 +44,7 @@ from antiphase.reporting import charts, figures
 from antiphase.workload import Workload
 from experiments import accuracies
 from experiments.next_word import Client, NextWord, Sentences, Vocabulary, accuracy, commonest
-from experiments.runner import Cell, Found, Result, Table
+from experiments.runner import Cell, Result, Results, StudyError, Table
 
 NAME = "text"
 TITLE = "Next-word prediction by federated averaging, one epoch over users"
@@ -240,7 +240,7 @@ COLOUR = {TREE: "tree", MF: "dp-mf", PLUS: "dp-mf+", MATCHED: "dp-mf", ADVISED: 
 AHEAD = ((PLUS, MF), (MF, TREE), (MATCHED, MF), (ADVISED, PLUS), (ADVISED, MF))
 
 
-def summary(found: Found, full: bool) -> dict[str, Any]:
+def summary(found: Results, full: bool) -> dict[str, Any]:
     first, result = found[0]
     private = [(cell, result) for cell, result in found if cell["noise_multiplier"] != HARDLY]
     return {
@@ -264,7 +264,7 @@ def summary(found: Found, full: bool) -> dict[str, Any]:
     }
 
 
-def _setting(found: Found, projected: bool) -> dict[str, Any] | None:
+def _setting(found: Results, projected: bool) -> dict[str, Any] | None:
     here = [(cell, result) for cell, result in found if cell["projected"] == projected]
     if not here:
         return None
@@ -288,7 +288,7 @@ def _setting(found: Found, projected: bool) -> dict[str, Any] | None:
     }
 
 
-def _best(found: Found) -> dict[str, Any]:
+def _best(found: Results) -> dict[str, Any]:
     """The trials with the learning rate that was best for the validation users."""
     rates = sorted({cell["rate"] for cell, _ in found})
     rate = max(
@@ -357,7 +357,7 @@ def _chart(record: dict[str, Any], setting: dict[str, Any], title: str) -> chart
     )  # fmt: skip
 
 
-def words(record: dict[str, Any]) -> list[Table]:
+def tables(record: dict[str, Any]) -> list[Table]:
     summed = record["summary"]
     tables = _tables(summed, summed["as it is"], _as_it_is(summed), _note(record), private=True)
     if summed["projected"] is not None:

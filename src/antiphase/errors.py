@@ -48,10 +48,6 @@ class BypassError(AntiphaseError, RuntimeError):
     """Gradients without noise were about to reach the model."""
 
 
-class StudyError(AntiphaseError, RuntimeError):
-    """Cells of a study failed, or there are no results to draw. What was finished is kept."""
-
-
 class SettingsError(AntiphaseError, RuntimeError):
     """A setting that the promise rests on was changed after make_private. Nothing was released."""
 

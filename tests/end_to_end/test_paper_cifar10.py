@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from antiphase.errors import StudyError
 from experiments import accuracies, cifar10, runner, scattering
 from tests.experiments.kept import cached
 
@@ -21,17 +20,17 @@ PAPER = "the paper: DP-MF⁺ above DP-MF at every ε, both above DP-SGD for ε >
 
 @pytest.fixture(scope="module")
 def linear(tmp_path_factory):
-    """Of `antiphase reproduce scattering`."""
+    """Of `python -m experiments scattering`."""
     with cached(tmp_path_factory.mktemp("cache"), "cifar10"):
         yield runner.run(scattering, RESULTS)["summary"]
 
 
 @pytest.fixture(scope="module")
 def network():
-    """Of `antiphase reproduce cifar10`, if it was run: that takes an hour or two."""
+    """Of `python -m experiments cifar10`, if it was run: that takes an hour or two."""
     try:
         return runner.read(cifar10, RESULTS)["summary"]
-    except StudyError as error:
+    except runner.StudyError as error:
         pytest.skip(str(error))
 
 

@@ -31,7 +31,7 @@ def kept(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def record(kept):
-    """Of `antiphase reproduce mnist`."""
+    """Of `python -m experiments mnist`."""
     return runner.run(mnist, RESULTS)
 
 

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.issue(9), pytest.mark.long, pytest.mark.study]
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
-    """Of `antiphase reproduce quadratic`."""
+    """Of `python -m experiments quadratic`."""
     return runner.run(quadratic, tmp_path_factory.mktemp("quadratic"))
 
 
@@ -64,7 +64,7 @@ def test_the_last_iterate_is_better_up_to_003_and_worse_at_01(rows, shown):
 def test_what_diverges_is_shown_so(record, tmp_path, shown):
     """Beyond 2/L: in the table, in the figure, and in no mean."""
     limit = 2 / record["settings"]["smoothness"]
-    words = {row[0]: row for row in quadratic.words(record)[0].rows}
+    words = {row[0]: row for row in quadratic.tables(record)[0].rows}
     rates = {row["rate"]: row for row in record["summary"]["rates"]}
     beyond = {rate: row for rate, row in rates.items() if rate > limit}
     drawn = [

@@ -64,7 +64,7 @@ def test_tables_and_figures_come_from_the_record(tmp_path):
             list(zip(amplified.cells(full=False), results, strict=True)), full=False
         )
     }
-    tables = amplified.words(record)
+    tables = amplified.tables(record)
     assert [len(table.rows) for table in tables] == [4, 6, 4]
     assert all(isinstance(table, runner.Table) for table in tables)
     assert tables[0].rows[1][1] == "70.0 ± 20.00"  # Toeplitz at the first ε: the fourth cell

@@ -215,7 +215,7 @@ def check(study, found, folder):
         assert all(0 <= mean <= 1 and error >= 0 for mean, error in values.values())
     paths = study.draw(record, folder)
     assert {path.suffix for path in paths} == {".svg", ".png"}
-    tables = study.words(record)
+    tables = study.tables(record)
     assert [len(table.rows) for table in tables] == [4, len(accuracies.AHEAD)]
 
 

@@ -165,7 +165,7 @@ def test_tables_and_figures_come_from_the_record(tmp_path):
     assert sorted(p.name for p in paths if p.suffix == ".png") == [
         "mnist-1-tau.png", "mnist-1.png", "mnist-16-tau.png", "mnist-16.png"
     ]  # fmt: skip
-    table = mnist.words(record)[0]
+    table = mnist.tables(record)[0]
     assert [row[0] for row in table.rows] == mnist.LABELS
     assert "51.2 ± 0.1" in table.rows[2]
 

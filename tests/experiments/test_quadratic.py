@@ -105,7 +105,7 @@ def test_the_best_tau_is_taken_and_everything_is_drawn(tmp_path):
         for n in ("average", "last", "advantage", "curve", "oscillation")
         for e in ("svg", "png")
     }
-    average, last = quadratic.words(record)
+    average, last = quadratic.tables(record)
     assert average.rows[0][0] == "0.0001"
     assert "10.00 (50)" in average.rows[0]
     assert average.rows[-1][2:6] == ["diverges"] * 4
@@ -127,5 +127,5 @@ def test_chess_grows_as_its_resonance_says(tmp_path):
         "cells": [{"settings": cell, "result": result} for cell, result in found],
     }  # fmt: skip
     assert len(chess.draw(record, tmp_path)) == 4
-    (table,) = chess.words(record)
+    (table,) = chess.tables(record)
     assert [row[0] for row in table.rows] == ["PGD (DP-SGD)", "Chess"]

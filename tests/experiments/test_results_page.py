@@ -34,4 +34,4 @@ def test_every_figure_is_there_and_small():
 
 def test_every_study_has_its_section():
     for name in NAMES:
-        assert f"antiphase reproduce {name}`" in TEXT, name
+        assert f"python -m experiments {name}`" in TEXT, name

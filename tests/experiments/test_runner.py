@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from antiphase import __version__
-from antiphase.errors import StudyError
 from experiments import NAMES, runner, text
 from experiments.runner import run
 from tests.experiments import toy
@@ -43,7 +42,7 @@ def test_in_parallel_and_one_by_one_are_the_same(tmp_path):
         assert [cell["result"]["square"] for cell in record["cells"]] == [0, 1, 4, 9, 16]
         assert {cell["result"]["threads"] for cell in record["cells"]} == {"1"}
         assert record["summary"] == {"sum": 30}
-        assert record["command"] == "antiphase reproduce toy"
+        assert record["command"] == "python -m experiments toy"
         assert record["seeds"] == [0, 1, 2, 3, 4]
         assert {"antiphase", "python", "numpy"} <= record["versions"].keys()
         assert record["seconds"].keys() == {"compute", "wall"}
@@ -125,7 +124,7 @@ def test_a_cell_that_fails_is_reported_and_the_others_are_kept(tmp_path, how, sa
     """No record is written as if it were complete; what could be done is done."""
     cells = toy.cells(3)
     cells[1]["how"] = how
-    with pytest.raises(StudyError, match=said) as error:
+    with pytest.raises(runner.StudyError, match=said) as error:
         run(toy.study(cells), tmp_path, jobs=1)
     assert "of 3 cells failed" in str(error.value)
     assert not (tmp_path / "toy.json").exists()
@@ -164,7 +163,7 @@ def crowd(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_study_has_what_a_study_has(name):
     """And its settings are JSON, each cell of its own."""
-    study = runner.study(name)
+    study = runner.load_study(name)
     assert name == study.NAME
     for full in (False, True):
         cells = study.cells(full)
@@ -175,4 +174,4 @@ def test_every_study_has_what_a_study_has(name):
 
 def test_an_unknown_study_is_refused():
     with pytest.raises(ValueError, match=r"name = 'cubic' must be one of matrices, quadratic"):
-        runner.study("cubic")
+        runner.load_study("cubic")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from antiphase import data
-from antiphase.errors import DataError, StudyError
+from antiphase.errors import DataError
 from antiphase.federated import Server
 from antiphase.noise.key import Key
-from experiments import next_word, text
+from experiments import next_word, runner, text
 from experiments.next_word import Client, NextWord, Vocabulary
 
 SMALL = {"rounds": 4, "words": 30, "embedding": 4, "hidden": 5, "sentences": 6}
@@ -117,7 +117,7 @@ def test_another_file_is_not_taken_for_the_same(users, tmp_path):
         (tmp_path / "users.jsonl").read_text().replace("king", "fool")
     )
     text._texts.cache_clear()
-    with pytest.raises(StudyError, match="has changed since the study began"):
+    with pytest.raises(runner.StudyError, match="has changed since the study began"):
         text.work(cell)
 
 
@@ -195,7 +195,7 @@ def test_tables_and_figures_from_the_record(users, tmp_path):
     assert summed["users that the projection would need"] == 4 * 167
     assert summed["as it is"]["by"][text.PLUS]["5.456"]["collapsed"] == 1
     record = {"summary": summed, "settings": found[0][0], "full": False}
-    tables = text.words(record)
+    tables = text.tables(record)
     assert [("ε" in " ".join(table.headings)) for table in tables] == [
         True,
         True,

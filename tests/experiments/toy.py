@@ -37,7 +37,7 @@ def study(made, name="toy", revision=1):
         work=work,
         summary=lambda found, full: {"sum": sum(result["square"] for _, result in found)},
         draw=lambda record, folder: [],
-        words=lambda record: [Table("Squares", ["sum"], [[str(record["summary"]["sum"])]])],
+        tables=lambda record: [Table("Squares", ["sum"], [[str(record["summary"]["sum"])]])],
     )
 
 
