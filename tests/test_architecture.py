@@ -16,8 +16,8 @@ ROW = r"^\| (G\d+) \| [^|]* \| ([^|]*) \|"
 
 # From left to right, as in docs/architecture.md: a module may import what stands before it, never what stands after.
 ORDER = [
-    "errors", "_util", "data", "workload", "objective", "participation", "loading_cost",
-    "sensitivity", "linalg", "problem", "factorizations", "solvers", "design", "accounting",
+    "errors", "_util", "data", "linalg", "workload", "objective", "participation", "loading_cost",
+    "sensitivity", "problem", "factorizations", "solvers", "design", "accounting",
     "sampling", "noise", "ledger", "statement", "mechanism", "band_selection", "verification",
     "candidates", "noise_cost", "comparison", "auditing", "theory", "recommendation", "federated",
     "torch", "reporting", "demo", "cli",

@@ -81,8 +81,8 @@ def test_curvature_is_the_sum_over_the_spectrum():
         plain = Workload.sgd(T, learning_rates=rates, weight_decay=decay)
         rates[-1] *= 1 + 1e-13
         other = Workload.sgd(T, learning_rates=rates, weight_decay=decay)
-        assert plain.is_plain
-        assert not other.is_plain
+        assert plain.is_constant_rate_sgd
+        assert not other.is_constant_rate_sgd
         one, two = (Curvature(spectrum, rate, p, final_weight=2.0).root(w) for w in (plain, other))
         np.testing.assert_allclose(one.T @ one, two.T @ two, rtol=1e-10)
 
@@ -117,21 +117,39 @@ def test_bad_input_is_named(call, words):
         call()
 
 
-def test_restarts_of_plain_sgd_are_independent_blocks():
-    blocks = Restarts(3).independent_blocks(Workload.sgd(7))
-    assert [(start, stop) for start, stop, _ in blocks] == [(0, 3), (3, 6), (6, 7)]
-    assert Restarts(3, include_final=True).independent_blocks(Workload.sgd(7)) is None
-    assert Restarts(3).independent_blocks(Workload.sgd(7, momentum=0.5)) is None
-    assert Average().independent_blocks(Workload.sgd(7)) is None
-
-
-def test_only_the_average_weighs_iterates():
-    np.testing.assert_array_equal(Average(final_weight=3.0).iterate_weights(3), [1, 1, 3])
-    assert Restarts(2).iterate_weights(3) is None
-
-
 def test_weights_of_a_toeplitz_decoders_coefficients():
     np.testing.assert_array_equal(Average().toeplitz_weights(np.array([1.0, 2.0])), [5, 4])
     np.testing.assert_array_equal(Maximum().toeplitz_weights(np.ones(2)), [1, 1])
     assert Maximum().is_maximum
     assert not Average().is_maximum
+
+
+def test_restarts_of_plain_sgd_are_independent_blocks_and_nothing_else_is():
+    """The blocks of the root, put together, are the root; the columns follow the delay."""
+    workload = Workload.sgd(T, learning_rates=np.linspace(1, 0.1, T), delay=2)
+    objective = Restarts(5)
+    root = objective.root(workload)
+    row = column = 0
+    for block in objective.block_roots(workload):
+        rows, columns = block.shape if block.any() else (0, block.shape[1])
+        np.testing.assert_allclose(
+            root[row : row + rows, column : column + columns], block[:rows], atol=1e-14
+        )
+        root[row : row + rows, column : column + columns] = 0.0
+        row, column = row + rows, column + columns
+    assert column == T
+    assert not root.any()
+    for other, w in (
+        (Restarts(5, include_final=True), SGD),
+        (Restarts(5), Workload.sgd(T, momentum=0.5)),
+        (Average(), SGD),
+    ):
+        assert other.independent_blocks(w) is other.block_roots(w) is None
+
+
+def test_only_averages_are_weights_on_the_iterates():
+    weights = Average(final_weight=3.0).iterate_weights(T)
+    np.testing.assert_array_equal(weights, [1.0] * (T - 1) + [3.0])
+    for other in (Damped(0.9), Restarts(3), Curvature([1.0], 0.1), Maximum()):
+        assert other.iterate_weights(T) is None
+        assert other.is_maximum == isinstance(other, Maximum)

@@ -102,7 +102,7 @@ def test_the_bands_are_as_narrow_as_they_can_be():
         3: Workload.sgd(T, momentum=0.9).with_ema(0.5),
     }
     for width, workload in widths.items():
-        assert workload.bands[0].shape == (T, width + 1)
+        assert workload.recurrence[0].shape == (T, width + 1)
     assert Workload.sgd(1, momentum=0.9).dense() == 1
 
 

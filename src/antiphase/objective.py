@@ -1,7 +1,7 @@
-r"""Which iterates matter: the weight ``Λ`` in the error ``sens(C)²·‖ΛB‖_F²``.
+r"""`Objective`: which iterates matter, as the weight ``Λ`` in ``sens(C)²·‖ΛB‖_F²``.
 
-An `Objective` turns a workload into its `root`: a matrix ``M`` with ``MᵀM = W``, so that the error of an encoder
-``C`` is ``sens(C)²·‖M C⁻¹‖_F² = sens(C)²·tr(W X⁻¹)``. Mostly ``M = ΛA``.
+An `Objective` turns a workload into its `root`, a matrix ``M`` with ``MᵀM = W``, so that the error
+of an encoder ``C`` is ``sens(C)²·‖M C⁻¹‖_F² = sens(C)²·tr(W X⁻¹)``. For most objectives ``M = ΛA``.
 """
 
 from __future__ import annotations
@@ -19,95 +19,199 @@ from antiphase._util.checks import Array
 from antiphase._util.values import Value
 from antiphase.workload import Workload
 
+SUM_TOLERANCE = 1e-12  # relative size up to which a row sum is zero but for rounding
+
 
 class Recurrence(NamedTuple):
-    """``M = Λ P⁻¹ N Z^delay``: banded ``P`` and ``N`` (as in `Workload.bands`), and the weights, one for each row."""
+    """``M = Λ P⁻¹ N Z^delay`` with banded ``P`` and ``N`` (as in `Workload.recurrence`).
+
+    Attributes:
+        P: bands of the left-hand side.
+        N: bands of the right-hand side.
+        weights: the diagonal of ``Λ``, one number for each row.
+    """
 
     P: Array
     N: Array
     weights: Array
 
 
+class Block(NamedTuple):
+    """The rows ``start:stop`` (counted from 0) between two restarts, with their weights."""
+
+    start: int
+    stop: int
+    weights: Array
+
+
 class Objective(Value, ABC):
-    """What a factorization is judged by."""
+    """The error that a factorization is designed for: a weighting of the iterates.
+
+    Example:
+        >>> Average(final_weight=2.0).root(Workload.sgd(2))
+        array([[1., 0.],
+               [2., 2.]])
+    """
+
+    is_maximum = False
+    """Whether `total` is the largest row rather than the sum of all rows."""
 
     @abstractmethod
     def root(self, workload: Workload) -> Array:
-        """``M`` with ``MᵀM = W``: rows are weighted iterates, columns are steps."""
+        """Return ``M`` with ``MᵀM = W``: rows are weighted iterates, columns are steps."""
 
     def recurrence(self, workload: Workload) -> Recurrence | None:
-        """The root as a short recurrence; None where there is none."""
+        """Return the root as a short recurrence; None if it is not one."""
         return None
 
     def total(self, squares: Array) -> float:
-        """What the squared noise in each row of the root comes to."""
+        """Combine the squared norms of the rows of ``M C⁻¹`` into the error."""
         return float(squares.sum())
 
-    @property
-    def is_maximum(self) -> bool:
-        """Whether the largest row counts rather than the sum of all rows."""
-        return False
+    def toeplitz_weights(self, weights: Array) -> Array:
+        """Return the weights of the squared coefficients of a Toeplitz decoder.
 
-    def independent_blocks(self, workload: Workload) -> list[tuple[int, int, Array]] | None:
-        """``(start, stop, weights)`` of the diagonal blocks of the root; None if it has none.
-
-        Where they exist, the rows of each block are weighted sums of its own gradients.
+        Args:
+            weights: the weights of its rows.
         """
-        return None
+        return np.asarray(np.cumsum(weights[::-1] ** 2)[::-1])
 
     def iterate_weights(self, steps: int) -> Array | None:
-        """The weight of each iterate; None where the rows of the root are not those of ``ΛA``."""
+        """Return the weights ``w`` if the root is ``diag(w)·A`` for every workload; else None."""
         return None
 
-    def toeplitz_weights(self, weights: Array) -> Array:
-        """Weights of the squared coefficients of a Toeplitz decoder, from those of its rows."""
-        return np.asarray(np.cumsum(weights[::-1] ** 2)[::-1])
+    def independent_blocks(self, workload: Workload) -> list[Block] | None:
+        """Return the blocks of rows if the root is block diagonal; None if it is not."""
+        return None
+
+    def block_roots(self, workload: Workload) -> list[Array] | None:
+        """Return the diagonal blocks of the root; None if it is not block diagonal.
+
+        A block has the rows between two restarts and the columns of the gradients that arrive
+        there, which with a delay ``d`` are ``d`` steps earlier. The last ``d`` gradients never
+        arrive: they are a block of zero columns.
+        """
+        blocks = self.independent_blocks(workload)
+        if blocks is None:
+            return None
+        assert workload.learning_rates is not None
+        delay, roots = workload.delay, []
+        for start, stop, weights in blocks:
+            root = np.tril(np.ones((stop - start,) * 2)) * workload.learning_rates[start:stop]
+            root = weights[:, None] * root[:, max(delay - start, 0) :]
+            if root.shape[1]:
+                roots.append(root)
+        return roots + [np.zeros((1, delay))] * (delay > 0)
 
     @abstractmethod
     def describe(self) -> str:
-        """A few words, as in ``restarts every 50 steps``."""
+        """Describe the objective in a few words, as in ``restarts every 50 steps``."""
 
     def __repr__(self) -> str:
         return f"<Objective {self.describe()}>"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Average(Objective):
-    """All iterates alike (DP-MF), or by ``weights``, one positive number each; the last also times ``final_weight``.
+class _WeightedIterates(Objective):
+    """Base of the objectives with ``weights``, one positive number for each iterate, and ``final_weight``."""
 
-    >>> Average(final_weight=2.0).root(Workload.sgd(2))
-    array([[1., 0.],
-           [2., 2.]])
+    weights: Any
+    final_weight: float
+
+    def _check_weights(self) -> None:
+        final = check.positive_number("final_weight", self.final_weight)
+        object.__setattr__(self, "final_weight", final)
+        if self.weights is None:
+            return
+        weights = check.real_array("weights", self.weights, ndim=1)
+        zero = np.flatnonzero(weights <= 0)
+        if zero.size:
+            i = int(zero[0])
+            raise ValueError(
+                f"weights[{i}] = {weights[i]:g}: every iterate needs a positive weight. With all "
+                "weight on a few iterates, such as the last, the best encoder is singular: all "
+                "noise would be put on the steps without weight. Use final_weight, or small "
+                "positive weights"
+            )
+        object.__setattr__(self, "weights", weights)
+
+    def _row_weights(self, steps: int) -> Array:
+        weights: Array = np.ones(steps) if self.weights is None else self.weights.copy()
+        if len(weights) != steps:
+            raise ValueError(
+                f"weights has {len(weights)} entries for {steps} steps; give one for each step"
+            )
+        weights[-1] *= self.final_weight
+        return weights
+
+    def _weighted_recurrence(self, workload: Workload) -> Recurrence | None:
+        if workload.recurrence is None:
+            return None
+        return Recurrence(*workload.recurrence, self._row_weights(workload.steps))
+
+    def _weighted(self, iterates: Array) -> Array:
+        return self._row_weights(len(iterates))[:, None] * iterates
+
+    def _describe_weights(self) -> str:
+        words = "" if self.weights is None else ", weighted"
+        if math.isclose(self.final_weight, 1.0):
+            return words
+        return f"{words}, the last × {self.final_weight:g}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Average(_WeightedIterates):
+    """The mean over all iterates (DP-MF).
+
+    Args:
+        weights: one positive number for each iterate; equal unless given.
+        final_weight: an additional factor on the weight of the last iterate.
+
+    Example:
+        >>> Average([1, 2, 3])
+        <Objective every iterate, weighted>
     """
 
     weights: Any = None
     final_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        _clean_weights(self)
+        self._check_weights()
+
+    def iterate_weights(self, steps: int) -> Array:
+        """Return the weights, with ``final_weight`` in the last one."""
+        return self._row_weights(steps)
 
     def recurrence(self, workload: Workload) -> Recurrence | None:
-        return _recurrence(self, workload)
+        """Return the workload's own recurrence with these weights."""
+        return self._weighted_recurrence(workload)
 
     def root(self, workload: Workload) -> Array:
-        return _weigh(self, workload.dense())
-
-    def iterate_weights(self, steps: int) -> Array | None:
-        """``weights``, the last times ``final_weight``."""
-        return _row_weights(self, steps)
+        """Return ``ΛA``."""
+        return self._weighted(workload.dense())
 
     def describe(self) -> str:
-        return "every iterate" + _words(self)
+        """Describe the objective in a few words."""
+        return "every iterate" + self._describe_weights()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Restarts(Objective):
-    r"""The paper's ``Λ_τ``: iterates relative to the last restart, restarts relative to the one before (Eq. 9, DP-MF⁺).
+    r"""The paper's ``Λ_τ`` (Eq. 9, DP-MF⁺): iterates relative to the last restart.
 
-    Rows ``t ≡ 0 mod τ`` are ``b_t − b_{t−τ}``, all others ``weight·(b_t − b_{⌊t/τ⌋τ})``; ``weight`` is ``1/√τ``
-    unless given. ``include_final`` adds the convex theorem's row ``b_{⌊T/τ⌋τ}``. With ``anchor="end"`` the short
-    block comes first, so that the last iterate is a restart and keeps its full weight even if ``τ`` does not divide
-    the number of steps.
+    Rows ``t ≡ 0 mod τ`` are ``b_t − b_{t−τ}``, all others ``weight·(b_t − b_{⌊t/τ⌋τ})``.
+
+    Args:
+        tau: number of steps between restarts.
+        weight: weight of the rows between restarts, ``1/√τ`` unless given.
+        include_final: whether to add the row ``b_{⌊T/τ⌋τ}`` of the convex theorem.
+        anchor: with ``"end"`` the short block comes first if ``τ`` does not divide the number of
+            steps, so that the last iterate is a restart and keeps its full weight.
+
+    Example:
+        >>> Restarts(2, weight=0.5).root(Workload.sgd(3))
+        array([[0.5, 0. , 0. ],
+               [1. , 1. , 0. ],
+               [0. , 0. , 0.5]])
     """
 
     tau: int
@@ -122,27 +226,33 @@ class Restarts(Objective):
         check.flag("include_final", self.include_final)
         check.choice("anchor", self.anchor, ("start", "end"))
 
-    def blocks(self, steps: int) -> list[tuple[int, int, Array]]:
-        """``(start, stop, weights)`` of each segment between restarts, as 0-based half-open ranges of rows."""
+    def blocks(self, steps: int) -> list[Block]:
+        """Return the blocks of rows between restarts."""
         inner = self.tau**-0.5 if self.weight is None else self.weight
         short = steps % self.tau
         starts = list(range(0, steps, self.tau))
         if self.anchor == "end" and short:
             starts = [0, *range(short, steps, self.tau)]
-        ranges = zip(starts, [*starts[1:], steps], strict=True)
-        out = []
-        for start, stop in ranges:
+        blocks = []
+        for start, stop in zip(starts, [*starts[1:], steps], strict=True):
             weights = np.full(stop - start, inner)
             if stop - start == self.tau or self.anchor == "end":
                 weights[-1] = 1.0
-            out.append((start, stop, weights))
-        return out
+            blocks.append(Block(start, stop, weights))
+        return blocks
+
+    def independent_blocks(self, workload: Workload) -> list[Block] | None:
+        """Return `blocks` for plain SGD without a final row, where the root is block diagonal."""
+        if self.include_final or not workload.is_plain_sgd:
+            return None
+        return self.blocks(workload.steps)
 
     def root(self, workload: Workload) -> Array:
+        """Return ``Λ_τ A``."""
         A = workload.dense()
         rows = np.empty_like(A)
         for start, stop, weights in self.blocks(workload.steps):
-            origin = A[start - 1] if start else 0.0  # b_0 = 0: never index −1
+            origin = A[start - 1] if start else 0.0  # b_0 = 0, and index −1 would be the last row
             rows[start:stop] = weights[:, None] * (A[start:stop] - origin)
         last_restart = self.last_restart(workload.steps)
         if self.include_final and last_restart:
@@ -150,57 +260,61 @@ class Restarts(Objective):
         return rows
 
     def recurrence(self, workload: Workload) -> Recurrence | None:
-        """Rows of ``P`` that reach back over a restart, rewritten for iterates relative to the last one.
+        """Return the recurrence for iterates relative to the last restart.
 
-        ``y_t = u_t − u_r`` with r the last restart before t. Where the rows of ``P`` sum to 0 (no decay, no curvature)
-        the common ``u_r`` drops out, and what lies before a restart q differs by ``y_q``, which is within reach too.
+        ``y_t = u_t − u_r`` with r the last restart before t. Where the rows of ``P`` sum to 0 (no
+        decay, no curvature) the common ``u_r`` cancels, and iterates before a restart q differ by
+        ``y_q``, which is within the bands too.
         """
-        if self.include_final or workload.bands is None:
+        if self.include_final or workload.recurrence is None:
             return None
-        P, N = workload.bands
+        P, N = workload.recurrence
         P = P.copy()
         blocks = self.blocks(workload.steps)
         width = P.shape[1]
         for t in range(min(width - 1, workload.steps)):
-            P[t, -1] -= P[t].sum()  # reaches before the first step, where everything is 0
+            P[t, -1] -= P[t].sum()  # this entry multiplies an iterate before the first step, 0
         for start, stop, _ in blocks[1:]:
             for t in range(start, min(stop, start + width - 1)):
-                if abs(P[t].sum()) > 1e-12 * np.abs(P[t]).sum():
+                if abs(P[t].sum()) > SUM_TOLERANCE * np.abs(P[t]).sum():
                     return None
-        for start, _, _ in reversed(
-            blocks[1:]
-        ):  # the last iterate before a restart is the restart itself
+        # The iterate just before the start of a block is its restart.
+        for start, _, _ in reversed(blocks[1:]):
             for t in range(start, min(workload.steps, start + width - 1)):
                 P[t, t - start + 1] -= P[t, t - start + 1 :].sum()
-        return Recurrence(P, N, np.concatenate([weights for _, _, weights in blocks]))
-
-    def independent_blocks(self, workload: Workload) -> list[tuple[int, int, Array]] | None:
-        """`blocks`, for plain SGD (schedules and delays allowed) without the final row."""
-        if self.include_final or not workload.is_plain_sgd:
-            return None
-        return self.blocks(workload.steps)
+        return Recurrence(P, N, np.concatenate([block.weights for block in blocks]))
 
     def last_restart(self, steps: int) -> int:
-        """The last restart, counted from 1; 0 if there is none."""
+        """Return the step of the last restart, counted from 1; 0 if there is none."""
         return steps if self.anchor == "end" else steps // self.tau * self.tau
 
     def describe(self) -> str:
+        """Describe the objective in a few words."""
         words = f"restarts every {self.tau} steps"
         if self.weight is not None:
             words += f", weight {self.weight:g}"
-        return (
-            words
-            + ", final row" * self.include_final
-            + ", anchored at the end" * (self.anchor == "end")
-        )
+        if self.include_final:
+            words += ", final row"
+        return words + ", anchored at the end" * (self.anchor == "end")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Damped(Objective):
-    r"""Iterates whose errors shrink by ``ρ`` a step, as on a quadratic of curvature ``(1 − ρ)/learning rate``.
+class Damped(_WeightedIterates):
+    r"""Iterates whose errors shrink by ``ρ`` in each step, as on a quadratic.
 
-    The curvature is set so that the factor is ``ρ`` where the learning rate is largest; where a schedule is lower,
-    errors shrink more slowly. For prefix sums ``M`` is ``Toeplitz(ρ^k)``. ``ρ = 1`` is `Average`.
+    The curvature is ``(1 − ρ)/learning rate``, with the largest learning rate of a schedule: where
+    the rate is lower, errors shrink more slowly. For prefix sums ``M`` is ``Toeplitz(ρ^k)``.
+
+    Args:
+        rho: the factor ``ρ``, between 0 and 1; with 1 the objective is `Average`.
+        weights: one positive number for each iterate; equal unless given.
+        final_weight: an additional factor on the weight of the last iterate.
+
+    Example:
+        >>> Damped(0.5).root(Workload.sgd(3))
+        array([[1.  , 0.  , 0.  ],
+               [0.5 , 1.  , 0.  ],
+               [0.25, 0.5 , 1.  ]])
     """
 
     rho: float
@@ -210,30 +324,44 @@ class Damped(Objective):
     def __post_init__(self) -> None:
         rho = check.real_number("rho", self.rho, minimum=0.0)
         if rho > 1:
-            raise ValueError(f"rho = {rho} must be at most 1: errors that grow are not damped")
+            raise ValueError(f"rho = {rho} must be at most 1: larger factors amplify errors")
         object.__setattr__(self, "rho", rho)
-        _clean_weights(self)
+        self._check_weights()
 
     def damped(self, workload: Workload) -> Workload:
-        return workload.with_curvature((1.0 - self.rho) / workload.largest_rate)
+        """Return the workload on a loss of the curvature that ``rho`` stands for."""
+        return workload.with_curvature((1.0 - self.rho) / workload.max_learning_rate)
 
     def recurrence(self, workload: Workload) -> Recurrence | None:
-        return _recurrence(self, self.damped(workload))
+        """Return the recurrence of the damped workload with these weights."""
+        return self._weighted_recurrence(self.damped(workload))
 
     def root(self, workload: Workload) -> Array:
-        return _weigh(self, self.damped(workload).dense())
+        """Return ``ΛA`` of the damped workload."""
+        return self._weighted(self.damped(workload).dense())
 
     def describe(self) -> str:
-        return f"errors damped by {self.rho:g} a step" + _words(self)
+        """Describe the objective in a few words."""
+        return f"errors damped by {self.rho:g} a step" + self._describe_weights()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Curvature(Objective):
-    r"""The exact squared gradient norm on a quadratic: ``W = Σ_h p_h h² M_hᵀ M_h`` over its ``spectrum`` of
-    curvatures ``h``.
+class Curvature(_WeightedIterates):
+    r"""The exact squared gradient norm on a quadratic: ``W = Σ_h p_h h² M_hᵀ M_h``.
 
-    ``learning_rate`` scales the workload's own rates (which are 1 unless given). Curvature-aware noise is due to
-    NoiseCurve (arXiv 2510.05416).
+    Args:
+        spectrum: the curvatures ``h``.
+        learning_rate: a factor on the workload's own learning rates (which are 1 unless given).
+        probabilities: the weights ``p_h``; equal unless given.
+        weights: one positive number for each iterate; equal unless given.
+        final_weight: an additional factor on the weight of the last iterate.
+
+    Example:
+        >>> Curvature([0.1, 1.0], learning_rate=0.5)
+        <Objective squared gradient over 2 curvatures up to 1>
+
+    References:
+        NoiseCurve: arXiv 2510.05416.
     """
 
     spectrum: Any
@@ -258,36 +386,38 @@ class Curvature(Objective):
         p = check.per_step("probabilities", p, len(spectrum))
         if not (p * spectrum).any():
             raise ValueError(
-                "probabilities are 0 wherever the spectrum is not: nothing is left to weigh"
+                "probabilities are 0 for every positive curvature; give one of them a weight"
             )
         for name, value in (("spectrum", spectrum), ("learning_rate", rate), ("probabilities", p)):
             object.__setattr__(self, name, value)
-        _clean_weights(self)
+        self._check_weights()
 
     def root(self, workload: Workload) -> Array:
+        """Return the Cholesky factor of ``W``, with zero columns for idle steps."""
         live = ~workload.idle
         scaled = workload.scaled(self.learning_rate)
         counts = self.spectrum * self.probabilities > 0
         h, p = self.spectrum[counts], self.probabilities[counts]
-        if self.weights is None and scaled.is_plain:
-            gram = self._plain_gram(scaled, h, p)
+        if self.weights is None and scaled.is_constant_rate_sgd:
+            gram = self._constant_rate_gram(scaled, h, p)
         else:
             gram = np.zeros((int(live.sum()),) * 2)
-            for curvature, many in zip(h, p, strict=True):
-                M = _weigh(self, scaled.with_curvature(curvature).dense()[:, live])
-                gram += many * curvature**2 * (M.T @ M)
+            for curvature, probability in zip(h, p, strict=True):
+                M = self._weighted(scaled.with_curvature(curvature).dense()[:, live])
+                gram += probability * curvature**2 * (M.T @ M)
         if not np.isfinite(gram).all():
             raise ValueError("on this spectrum the optimizer diverges: lower learning_rate")
         root = np.zeros((len(gram), workload.steps))
         root[:, live] = np.linalg.cholesky(gram, upper=True) / self.learning_rate
         return root
 
-    def _plain_gram(self, workload: Workload, h: Array, p: Array) -> Array:
+    def _constant_rate_gram(self, workload: Workload, h: Array, p: Array) -> Array:
         r"""``W`` in O(T²), for SGD at one rate η.
 
-        ``M_h`` is ``η·Toeplitz(ρ^k)`` with ``ρ = 1 − η(h + λ)``, so ``(MᵀM)_ij = η²(ρ^{|i−j|} − ρ^{2T−i−j})/(1 − ρ²)``.
+        ``M_h`` is ``η·Toeplitz(ρ^k)`` with ``ρ = 1 − η(h + λ)``, so
+        ``(MᵀM)_ij = η²(ρ^{|i−j|} − ρ^{2T−i−j})/(1 − ρ²)``.
         """
-        T, rate = workload.steps, workload.largest_rate
+        T, rate = workload.steps, workload.max_learning_rate
         rho = 1.0 - rate * (h + workload.weight_decay)
         if (np.abs(rho) >= 1).any():
             raise ValueError("on this spectrum the optimizer diverges: lower learning_rate")
@@ -300,84 +430,40 @@ class Curvature(Objective):
         return np.asarray(sliding_window_view(near, T)[::-1] - sliding_window_view(far, T))
 
     def describe(self) -> str:
-        return (
-            f"squared gradient over {len(self.spectrum)} curvatures up to {self.spectrum.max():g}"
-            + _words(self)
-        )
+        """Describe the objective in a few words."""
+        curvatures = f"{len(self.spectrum)} curvatures up to {self.spectrum.max():g}"
+        return f"squared gradient over {curvatures}" + self._describe_weights()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Maximum(Objective):
-    """The noisiest iterate alone: ``sens(C)²·max_t ‖b_t‖²``, of which the square root is the maximum error."""
+    """The noisiest iterate: ``sens(C)²·max_t ‖b_t‖²``, the square of the maximum error.
+
+    Example:
+        >>> Maximum()
+        <Objective the noisiest iterate>
+    """
+
+    is_maximum = True
 
     def recurrence(self, workload: Workload) -> Recurrence | None:
-        return (
-            None if workload.bands is None else Recurrence(*workload.bands, np.ones(workload.steps))
-        )
+        """Return the workload's own recurrence with weights 1."""
+        if workload.recurrence is None:
+            return None
+        return Recurrence(*workload.recurrence, np.ones(workload.steps))
 
     def root(self, workload: Workload) -> Array:
+        """Return ``A``."""
         return workload.dense()
 
     def total(self, squares: Array) -> float:
+        """Return the largest of the squared norms."""
         return float(squares.max())
 
-    @property
-    def is_maximum(self) -> bool:
-        """True."""
-        return True
-
     def toeplitz_weights(self, weights: Array) -> Array:
-        """1 for each: rows of a Toeplitz decoder only grow, so that the last is the largest."""
+        """Return ones: row norms of a Toeplitz decoder increase, so the last row is the largest."""
         return np.ones(len(weights))
 
     def describe(self) -> str:
+        """Describe the objective in a few words."""
         return "the noisiest iterate"
-
-
-# ---- per-iterate weights, shared by three objectives -------------------------------------------------------
-
-
-def _clean_weights(objective: Any) -> None:
-    final = check.positive_number("final_weight", objective.final_weight)
-    object.__setattr__(objective, "final_weight", final)
-    if objective.weights is None:
-        return
-    weights = check.real_array("weights", objective.weights, ndim=1)
-    zero = np.flatnonzero(weights <= 0)
-    if zero.size:
-        i = int(zero[0])
-        raise ValueError(
-            f"weights[{i}] = {weights[i]:g}: every iterate needs a positive weight. With all weight on a few iterates, "
-            "such as the last, the best encoder is singular (all noise would wait for the steps that do not count); "
-            "mix: use final_weight, or small positive weights"
-        )
-    object.__setattr__(objective, "weights", weights)
-
-
-def _row_weights(objective: Any, steps: int) -> Array:
-    weights: Array = np.ones(steps) if objective.weights is None else objective.weights.copy()
-    if len(weights) != steps:
-        raise ValueError(
-            f"weights has {len(weights)} entries for {steps} steps; give one for each step"
-        )
-    weights[-1] *= objective.final_weight
-    return weights
-
-
-def _recurrence(objective: Any, workload: Workload) -> Recurrence | None:
-    if workload.bands is None:
-        return None
-    return Recurrence(*workload.bands, _row_weights(objective, workload.steps))
-
-
-def _weigh(objective: Any, iterates: Array) -> Array:
-    return _row_weights(objective, len(iterates))[:, None] * iterates
-
-
-def _words(objective: Any) -> str:
-    words = "" if objective.weights is None else ", weighted"
-    return (
-        words
-        if math.isclose(objective.final_weight, 1.0)
-        else f"{words}, the last × {objective.final_weight:g}"
-    )

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from antiphase._util import checks as check
+from antiphase._util.checks import Indices
 from antiphase._util.values import Value
-
-Indices = NDArray[np.intp]
 
 
 class Participation(Value, ABC):

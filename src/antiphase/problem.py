@@ -95,7 +95,7 @@ def _without_idle(
     still[:2] = 1.0, -1.0
     contiguous = len(rows) == rows[-1] - rows[0] + 1
     if (
-        workload.averages
+        workload.is_averaged
         or not (P[dead] == still[: P.shape[1]]).all()
         or not (contiguous or P.shape[1] == 2)
     ):

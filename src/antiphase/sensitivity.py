@@ -14,9 +14,9 @@ import numpy as np
 
 from antiphase._util import checks as check
 from antiphase._util import files
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase.loading_cost import sensitivity_cost
-from antiphase.participation import Epochs, Indices, MinSeparation, Once, Participation
+from antiphase.participation import Epochs, MinSeparation, Once, Participation
 
 ROWS = 32  # of |CᵀC| that are worked on at once
 

@@ -1,10 +1,10 @@
-r"""What a linear optimizer does with gradients: the workload ``A``.
+r"""`Workload`: a linear optimizer as the matrix from gradients to iterates.
 
-Iterates are ``x_t = x_0 − Σ_j A[t, j] g_j``. Row ``t`` (counted from 1) belongs to the iterate after step ``t``, and
-the gradient of step ``j`` is taken at ``x_{j−1}`` (paper, §3).
+Iterates are ``x_t = x_0 − Σ_j A[t, j] g_j``. Row ``t`` (counted from 1) is the iterate after step
+``t``, and the gradient of step ``j`` is taken at ``x_{j−1}`` (paper, §3).
 
-Every optimizer of this class is a short recurrence ``P u = N g`` with banded lower-triangular ``P`` and ``N``, so
-``A = P⁻¹ N`` is applied and inverted in O(T) and never needs to be formed.
+Every optimizer of this class is a short recurrence ``P u = N g`` with banded lower-triangular ``P``
+and ``N``, so ``A = P⁻¹ N`` is applied and inverted in O(T) without forming it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ import scipy
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
 from antiphase._util.values import Value
+from antiphase.linalg import banded
 
-MOST_STEPS = 10_000_000  # for which a few numbers a step still fit anywhere
+MAX_STEPS = 10_000_000  # a few numbers for each step still fit in memory
 
-# The learning rate after a share of the run, relative to the first. Never 0 within it: a step of rate 0 is no step.
+# Learning rate as a function of the fraction of the run that is done, relative to the first.
+# Positive for every fraction below 1: a step with rate 0 does not move the model.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -36,15 +38,17 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 class Workload(Value):
     """A linear optimizer over ``steps`` steps, with the conventions of ``torch.optim.SGD``.
 
-    Build one with `Workload.sgd` or `Workload.from_matrix`, and refine it with `with_ema`, `with_tail_average` and
-    `with_curvature`; all of these combine.
+    Create one with `Workload.sgd` or `Workload.from_matrix`. Refine it with `with_ema`,
+    `with_tail_average` and `with_curvature`, which can be combined.
 
-    Guarantee: `apply` and `dense` agree, and `solve` undoes `apply` on every step that is not idle.   [G4]
+    Guarantee: `apply` and `dense` agree, and `solve` inverts `apply` on every step that is not
+    idle.   [G4]
 
-    >>> Workload.sgd(3).dense()
-    array([[1., 0., 0.],
-           [1., 1., 0.],
-           [1., 1., 1.]])
+    Example:
+        >>> Workload.sgd(3).dense()
+        array([[1., 0., 0.],
+               [1., 1., 0.],
+               [1., 1., 1.]])
     """
 
     steps: int
@@ -59,8 +63,6 @@ class Workload(Value):
     ema: float | None = None
     tail_start: int | None = None
 
-    # ---- building one --------------------------------------------------------------------------------------
-
     @classmethod
     def sgd(
         cls,
@@ -73,35 +75,58 @@ class Workload(Value):
         weight_decay: float = 0.0,
         delay: int = 0,
     ) -> Workload:
-        """``torch.optim.SGD`` with these options, ``learning_rates`` being one number or one for each step.
+        """``torch.optim.SGD`` with these options.
 
-        With ``delay=d`` the update of step ``t`` uses the gradient of step ``t − d``. There is no factor
-        ``1 − momentum``, as there is none in torch.
+        There is no factor ``1 − momentum``, as in torch.
+
+        Args:
+            steps: number of optimizer steps.
+            learning_rates: one number, or one for each step.
+            momentum: momentum factor, below 1.
+            dampening: dampening of the momentum, below 1.
+            nesterov: whether to use Nesterov momentum; needs momentum and no dampening.
+            weight_decay: L2 penalty.
+            delay: with ``delay=d`` the update of step ``t`` uses the gradient of step ``t − d``.
+
+        Returns:
+            The workload.
+
+        Raises:
+            ValueError: an option is out of range, or no step moves the model.
+
+        Example:
+            >>> Workload.sgd(3, momentum=0.5).dense()
+            array([[1.  , 0.  , 0.  ],
+                   [1.5 , 1.  , 0.  ],
+                   [1.75, 1.5 , 1.  ]])
         """
-        steps = _checked_steps(steps)
-        rates = check.per_step("learning_rates", learning_rates, steps)
-        return cls(
-            steps, rates, momentum, dampening, nesterov, weight_decay, delay
-        )  # checked in __post_init__
+        rates = check.per_step("learning_rates", learning_rates, _checked_steps(steps))
+        return cls(steps, rates, momentum, dampening, nesterov, weight_decay, delay)
 
     @classmethod
     def from_matrix(cls, matrix: Any) -> Workload:
-        """Any lower-triangular workload, given as the T × T matrix itself."""
+        """A workload given by its lower-triangular T × T matrix.
+
+        Example:
+            >>> Workload.from_matrix([[1, 0], [0.5, 1]])
+            <Workload user's matrix, 2 steps>
+        """
         matrix = check.real_array("matrix", matrix, ndim=2)
         return cls(len(matrix), matrix=matrix)
 
     def with_ema(self, decay: float) -> Workload:
-        """The exponential moving average ``y_t = decay·y_{t−1} + (1 − decay)·x_t`` of the iterates, from ``y_0 =
-        x_0``."""
+        """Average the iterates: ``y_t = decay·y_{t−1} + (1 − decay)·x_t``, from ``y_0 = x_0``."""
         return replace(self, ema=decay)
 
     def with_tail_average(self, start: int) -> Workload:
-        """The running mean of the iterates ``x_start … x_t`` (steps counted from 1); before ``start``, the iterate
-        itself."""
+        """Average the iterates ``x_start … x_t`` (steps counted from 1).
+
+        Before ``start`` the average is the iterate itself.
+        """
         return replace(self, tail_start=start)
 
     def scaled(self, factor: float) -> Workload:
-        """The same optimizer at ``factor`` times its learning rates."""
+        """Multiply the learning rates by ``factor``."""
         factor = check.positive_number("factor", factor)
         if self.matrix is not None:
             return replace(self, matrix=factor * self.matrix)
@@ -109,14 +134,14 @@ class Workload(Value):
         return replace(self, learning_rates=factor * self.learning_rates)
 
     def with_curvature(self, curvature: float) -> Workload:
-        r"""The same optimizer on a loss of curvature ``h``: the gradient noise ``g`` arrives as ``g + h·x``.
+        r"""The same optimizer on a loss of curvature ``h``: gradient noise ``g`` becomes ``g + h·x``.
 
-        ``u = A(g − hZu)`` with ``Z`` the shift, since each gradient is taken one iterate earlier: for plain SGD an
-        error shrinks by ``1 − h·learning_rate`` a step. Averages are taken of the iterates so damped.
+        ``u = A(g − hZu)`` with the shift ``Z``, since each gradient is taken one iterate earlier.
+        For plain SGD an error shrinks by the factor ``1 − h·learning_rate`` in each step. Averages
+        are taken over these damped iterates.
         """
-        return replace(
-            self, curvature=self.curvature + check.real_number("curvature", curvature, minimum=0.0)
-        )
+        more = check.real_number("curvature", curvature, minimum=0.0)
+        return replace(self, curvature=self.curvature + more)
 
     def __post_init__(self) -> None:
         steps = _checked_steps(self.steps)
@@ -161,40 +186,36 @@ class Workload(Value):
             raise ValueError("learning_rates are all 0: no step moves the model")
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise ValueError(
-                f"nesterov = True needs momentum > 0 and dampening = 0, as in torch; they are {self.momentum:g} "
-                f"and {self.dampening:g}"
+                "nesterov = True needs momentum > 0 and dampening = 0, as in torch; "
+                f"they are {self.momentum:g} and {self.dampening:g}"
             )
         resumes = np.flatnonzero((self.learning_rates[:-1] == 0) & (self.learning_rates[1:] > 0))
         if self.momentum > 0 and resumes.size:
             t = int(resumes[0])
             raise ValueError(
-                f"learning_rates[{t}] = 0 before learning_rates[{t + 1}] = {self.learning_rates[t + 1]:g}, with "
-                f"momentum: step {t} moves no iterate of its own, only later ones through the momentum buffer, so "
-                "the workload is singular. Give that step a small positive rate; rates of 0 at the end are fine"
+                f"learning_rates[{t}] = 0 before learning_rates[{t + 1}] = "
+                f"{self.learning_rates[t + 1]:g}, with momentum: step {t} moves only later "
+                "iterates, through the momentum buffer, so the workload is singular. Give that "
+                "step a small positive rate; rates of 0 at the end are allowed"
             )
 
     def _check_matrix(self) -> None:
         assert self.matrix is not None
-        if (self.momentum, self.dampening, self.nesterov, self.weight_decay, self.delay) != (
-            0,
-            0,
-            False,
-            0,
-            0,
-        ):
+        if self.momentum or self.dampening or self.nesterov or self.weight_decay or self.delay:
             raise TypeError(
                 "a matrix workload takes no momentum, dampening, nesterov, weight_decay or delay"
             )
         if self.matrix.shape != (self.steps, self.steps):
             raise ValueError(
-                f"matrix has shape {self.matrix.shape}; a workload is square, one row and column a step"
+                f"matrix has shape {self.matrix.shape}; a workload is square, with one row and "
+                "one column for each step"
             )
         above = np.argwhere(np.triu(self.matrix, 1))
         if above.size:
             i, j = (int(k) for k in above[0])
             raise ValueError(
-                f"matrix[{i}, {j}] = {self.matrix[i, j]:g} is above the diagonal: iterate {i} cannot use gradient {j}. "
-                "A workload is lower triangular"
+                f"matrix[{i}, {j}] = {self.matrix[i, j]:g} is above the diagonal: iterate {i} "
+                f"cannot use gradient {j}. A workload is lower triangular"
             )
         live = ~self.idle
         if not live.any():
@@ -203,41 +224,39 @@ class Workload(Value):
             rank = int(np.linalg.matrix_rank(self.matrix[:, live]))
             if rank < live.sum():
                 raise ValueError(
-                    f"matrix is singular: its {live.sum()} non-zero columns have rank {rank}, so some gradients cannot "
-                    "be told apart from the iterates"
+                    f"matrix is singular: its {live.sum()} non-zero columns have rank {rank}, so "
+                    "the iterates do not determine the gradients"
                 )
-
-    # ---- what it is ----------------------------------------------------------------------------------------
 
     @property
     def is_plain_sgd(self) -> bool:
-        """Prefix sums up to learning rates and a delay: ``A = S·diag(rates)``, shifted by the delay."""
+        """Whether ``A`` is prefix sums times learning rates, ``S·diag(rates)``, after the delay."""
         return self.matrix is None and not (
-            self.momentum or self.weight_decay or self.curvature or self.averages
+            self.momentum or self.weight_decay or self.curvature or self.is_averaged
         )
 
     @property
-    def averages(self) -> bool:
+    def is_averaged(self) -> bool:
+        """Whether the iterates are averaged, by an EMA or from some step on."""
         return self.ema is not None or self.tail_start is not None
 
     @property
-    def is_plain(self) -> bool:
-        """SGD at one learning rate above 0, with weight decay at most."""
-        if (
-            self.learning_rates is None
-            or self.momentum
-            or self.delay
-            or self.curvature
-            or self.averages
-        ):
-            return False
+    def is_constant_rate_sgd(self) -> bool:
+        """Whether it is SGD at one positive learning rate, with at most weight decay."""
+        rates = self.learning_rates
         return bool(
-            self.learning_rates[0] > 0 and (self.learning_rates == self.learning_rates[0]).all()
+            rates is not None
+            and not (self.momentum or self.delay or self.curvature or self.is_averaged)
+            and rates[0] > 0
+            and (rates == rates[0]).all()
         )
 
     @cached_property
     def idle(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """The steps whose gradient moves no iterate (a rate of 0, the end of a delay): zero columns of ``A``."""
+        """Steps whose gradient moves no iterate: zero columns of ``A``.
+
+        These are steps with learning rate 0 and the last ``delay`` steps.
+        """
         if self.matrix is not None:
             return ~np.asarray(self.matrix.any(axis=0))
         assert self.learning_rates is not None
@@ -246,8 +265,12 @@ class Workload(Value):
         return idle
 
     @property
-    def largest_rate(self) -> float:
-        """The largest learning rate; for a matrix, its largest entry on the diagonal (or at all, if that is 0)."""
+    def max_learning_rate(self) -> float:
+        """The largest learning rate.
+
+        For a matrix: its largest entry in absolute value on the diagonal, or anywhere if the
+        diagonal is 0.
+        """
         if self.learning_rates is not None:
             return float(self.learning_rates.max())
         assert self.matrix is not None
@@ -257,7 +280,12 @@ class Workload(Value):
         return f"<Workload {self.describe()}, {self.steps} steps>"
 
     def describe(self) -> str:
-        """A few words, without the number of steps: ``sgd, momentum 0.9, scheduled rates``."""
+        """Describe the optimizer in a few words, without the number of steps.
+
+        Example:
+            >>> Workload.sgd(2, momentum=0.9, learning_rates=[1, 0.5]).describe()
+            'sgd, momentum 0.9, scheduled rates'
+        """
         words = ["user's matrix" if self.matrix is not None else "sgd"]
         if self.momentum:
             words.append(f"{'nesterov ' if self.nesterov else ''}momentum {self.momentum:g}")
@@ -279,15 +307,13 @@ class Workload(Value):
             words.append(f"mean of iterates from {self.tail_start}")
         return ", ".join(words)
 
-    # ---- the recurrence ------------------------------------------------------------------------------------
-
     @cached_property
-    def bands(self) -> tuple[Array, Array] | None:
-        r"""``(P, N)`` with ``P u = N Z^delay g``, or None for a matrix. Column ``i`` multiplies the value ``i`` steps
-        back.
+    def recurrence(self) -> tuple[Array, Array] | None:
+        r"""``(P, N)`` by bands with ``P u = N Z^delay g``, or None for a matrix.
 
-        From torch's ``buf_t = μ buf_{t−1} + c_t g'_t``, ``g'_t = g_t − λ u_{t−1}``, ``u_t = u_{t−1} + η_t d_t`` with
-        the buffer eliminated, ``r_t = η_t/η_{t−1}``. Nesterov's ``d_t = g'_t + μ buf_t`` leaves a first-order ``N``.
+        From torch's ``buf_t = μ buf_{t−1} + c_t g'_t``, ``g'_t = g_t − λ u_{t−1}``,
+        ``u_t = u_{t−1} + η_t d_t`` with the buffer eliminated, ``r_t = η_t/η_{t−1}``. Nesterov's
+        ``d_t = g'_t + μ buf_t`` leaves a first-order ``N``.
         """
         if self.matrix is not None:
             return None
@@ -296,20 +322,20 @@ class Workload(Value):
         ratio = np.zeros(self.steps)
         np.divide(rate[1:], rate[:-1], out=ratio[1:], where=rate[:-1] > 0)
         gain = np.full(self.steps, 1.0 - self.dampening)
-        gain[0] = 1.0  # torch starts its buffer with the first gradient, undamped
+        gain[0] = 1.0  # torch starts its buffer with the first gradient, without dampening
         P = np.column_stack([np.ones(self.steps), -1.0 - mu * ratio, mu * ratio])
         N = (rate * gain)[:, None]
         if self.nesterov:
             N = np.column_stack([rate * (1 + mu), -rate * mu])
-        P = _add_bands(P, decay * _shift_bands(N, 1))
-        P = _add_bands(P, self.curvature * _shift_bands(N, 1 + self.delay))
-        if self.averages:
-            P = _multiply_bands(P, self._iterates_from_averages)
-        return _trim_bands(P), N
+        P = banded.add(P, decay * banded.delay_columns(N, 1))
+        P = banded.add(P, self.curvature * banded.delay_columns(N, 1 + self.delay))
+        if self.is_averaged:
+            P = banded.multiply(P, self._iterates_from_averages)
+        return banded.trim(P), N
 
     @cached_property
     def _iterates_from_averages(self) -> Array:
-        """Bidiagonal: ``x_t = first·y_t + second·y_{t−1}``."""
+        """The bidiagonal matrix in ``x_t = first·y_t + second·y_{t−1}``."""
         if self.ema is not None:
             return np.tile([1.0, -self.ema], (self.steps, 1)) / (1.0 - self.ema)
         assert self.tail_start is not None
@@ -317,20 +343,38 @@ class Workload(Value):
         return np.column_stack([count, 1.0 - count])
 
     def apply(self, gradients: Any) -> Array:
-        """``A g`` in O(T): what these gradients (one row a step) have moved each iterate by, ``x_0 − x_t``."""
+        """Return ``A g`` in O(T): the displacement ``x_0 − x_t`` of each iterate.
+
+        Args:
+            gradients: one row for each step.
+
+        Example:
+            >>> Workload.sgd(3, learning_rates=0.5).apply([1.0, 1.0, 1.0])
+            array([0.5, 1. , 1.5])
+        """
         g = self._rows("gradients", gradients)
-        if self.bands is None:
+        if self.recurrence is None:
             moved: Array = self._dense_iterates @ g
-            return _solve_bands(self._iterates_from_averages, moved) if self.averages else moved
-        P, N = self.bands
-        return _solve_bands(P, _apply_bands(N, _shift_rows(g, self.delay)))
+            return banded.solve(self._iterates_from_averages, moved) if self.is_averaged else moved
+        P, N = self.recurrence
+        return banded.solve(P, banded.apply(N, banded.shift_rows(g, self.delay)))
 
     def solve(self, iterates: Any) -> Array:
-        """``A⁻¹ u`` in O(T): the gradients that move the iterates so; 0 for idle steps, which move nothing."""
+        """Return ``A⁻¹ u`` in O(T): the gradients that displace the iterates by ``u``.
+
+        Idle steps, whose gradients move nothing, get 0.
+
+        Args:
+            iterates: the displacements ``x_0 − x_t``, one row for each step.
+
+        Example:
+            >>> Workload.sgd(3, learning_rates=0.5).solve([0.5, 1.0, 1.5])
+            array([1., 1., 1.])
+        """
         u = self._rows("iterates", iterates)
-        if self.bands is None:
-            if self.averages:
-                u = _apply_bands(self._iterates_from_averages, u)
+        if self.recurrence is None:
+            if self.is_averaged:
+                u = banded.apply(self._iterates_from_averages, u)
             solution: Array = np.zeros_like(u)
             live = ~self.idle
             A = self._dense_iterates[:, live]
@@ -339,21 +383,21 @@ class Workload(Value):
             else:
                 solution[live] = np.linalg.lstsq(A, u, rcond=None)[0]
             return solution
-        P, N = self.bands
-        moved_by = _apply_bands(P, u)
+        P, N = self.recurrence
+        moved_by = banded.apply(P, u)
         dead = N[:, 0] == 0
         N = N.copy()
         N[dead, 0] = 1.0
         moved_by[dead] = 0.0
-        return _shift_rows(_solve_bands(N, moved_by), -self.delay)
+        return banded.shift_rows(banded.solve(N, moved_by), -self.delay)
 
     def dense(self) -> Array:
-        """``A`` as a T × T array."""
+        """Return ``A`` as a T × T array."""
         return self.apply(np.eye(self.steps))
 
     @cached_property
     def _dense_iterates(self) -> Array:
-        """The matrix workload before averaging, seen through the curvature: ``(I + hAZ)⁻¹ A``."""
+        """``(I + hAZ)⁻¹ A``: the matrix workload on a loss of curvature h, before averaging."""
         assert self.matrix is not None
         if not self.curvature:
             return self.matrix
@@ -372,76 +416,8 @@ class Workload(Value):
         return array
 
 
-# ---- lower-banded matrices: bands[t, i] multiplies entry t − i ---------------------------------------------
-
-
 def _checked_steps(steps: Any) -> int:
     count = check.whole_number("steps", steps)
-    if count > MOST_STEPS:
-        raise ValueError(
-            f"steps = {count} is more than any training has; at most {MOST_STEPS:,} are planned for"
-        )
+    if count > MAX_STEPS:
+        raise ValueError(f"steps = {count} is above the limit; at most {MAX_STEPS:,} are supported")
     return count
-
-
-def _shift_rows(rows: Array, by: int) -> Array:
-    """``Z^by rows``: down by ``by``, filled with zeros; up if negative."""
-    if by == 0:
-        return rows
-    out = np.zeros_like(rows)
-    if by > 0:
-        out[by:] = rows[:-by]
-    else:
-        out[:by] = rows[-by:]
-    return out
-
-
-def _shift_bands(bands: Array, by: int) -> Array:
-    """The bands of ``M Z^by``: the same rows, reaching ``by`` steps further back."""
-    return np.column_stack([np.zeros((len(bands), by)), bands])
-
-
-def _add_bands(left: Array, right: Array) -> Array:
-    out = np.zeros((len(left), max(left.shape[1], right.shape[1])))
-    out[:, : left.shape[1]] += left
-    out[:, : right.shape[1]] += right
-    return out
-
-
-def _multiply_bands(left: Array, right: Array) -> Array:
-    out = np.zeros((len(left), left.shape[1] + right.shape[1] - 1))
-    for i in range(left.shape[1]):
-        out[:, i : i + right.shape[1]] += left[:, i, None] * _shift_rows(right, i)
-    return out
-
-
-def _trim_bands(bands: Array) -> Array:
-    """Without the far diagonals that are zero, or that lie outside the matrix."""
-    inside = np.arange(len(bands))[:, None] >= np.arange(bands.shape[1])
-    used = np.flatnonzero((inside & (bands != 0)).any(axis=0))
-    trimmed: Array = np.where(inside, bands, 0.0)[:, : used[-1] + 1]
-    return trimmed
-
-
-def _apply_bands(bands: Array, rows: Array) -> Array:
-    out = np.zeros_like(rows)
-    for i in range(bands.shape[1]):
-        band = bands[:, i] if rows.ndim == 1 else bands[:, i, None]
-        out += band * _shift_rows(rows, i)
-    return out
-
-
-def _solve_bands(bands: Array, rows: Array) -> Array:
-    width, steps = bands.shape[1], len(bands)
-    stored = np.zeros((width, steps))  # LAPACK keeps column j of the matrix in column j
-    for i in range(min(width, steps)):
-        stored[i, : steps - i] = bands[i:, i]
-    columns = rows if rows.ndim == 2 else rows[:, None]
-    # No pivoting, so what is triangular stays triangular.
-    solution, info = scipy.linalg.lapack.dtbtrs(stored, columns, uplo="L")
-    if info:
-        raise np.linalg.LinAlgError(
-            f"row {info - 1} of a banded triangular matrix has a 0 on the diagonal"
-        )
-    out: Array = np.ascontiguousarray(solution).reshape(rows.shape)
-    return out

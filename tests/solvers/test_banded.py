@@ -41,7 +41,7 @@ def test_the_loss_is_the_error_and_its_gradient_is_right(participation, momentum
     """With participations nearer than the bands reach, products of columns count too."""
     rng = np.random.default_rng(1)
     workload = ap.Workload.sgd(T, momentum=momentum)
-    A, N = workload.bands
+    A, N = workload.recurrence
     squares = rng.random(T) + 0.5
     search = _Search(A / N, squares, participation, P)
     x = search.start() + 0.2 * rng.normal(size=T * P)

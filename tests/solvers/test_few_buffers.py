@@ -20,7 +20,7 @@ WORKLOADS = {
 
 def random_search(workload, seed=0):
     rng = np.random.default_rng(seed)
-    P, N = (np.ascontiguousarray(bands) for bands in workload.bands)
+    P, N = (np.ascontiguousarray(bands) for bands in workload.recurrence)
     squares = rng.random(T) + 0.5
     search = BufferSearch(P, N, squares, np.arange(T) % 5, *_emptied(T, 5, M))
     x = np.concatenate([rng.normal(size=T), rng.normal(size=T * M), rng.normal(size=T * M) - 0.5])

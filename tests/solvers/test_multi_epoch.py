@@ -7,6 +7,7 @@ from scipy.linalg import block_diag
 import antiphase as ap
 from antiphase.factorizations.block_diagonal import BlockDiagonal
 from antiphase.factorizations.streaming import Streaming
+from antiphase.linalg import banded
 from antiphase.objective import Average, Curvature, Damped, Restarts
 from antiphase.problem import problem_of
 from antiphase.sensitivity import DenseColumns
@@ -20,7 +21,6 @@ from antiphase.solvers.multi_epoch import (
     can_be_ringed,
     epoch_optimum,
 )
-from antiphase.workload import _apply_bands, _shift_rows, _solve_bands
 
 RATES = np.linspace(1.0, 0.3, 60)
 CASES = {
@@ -135,8 +135,8 @@ def test_restarts_are_a_recurrence(options, anchor):
             for tau in (1, 2, 5, 20):
                 objective = Restarts(tau, anchor=anchor)
                 P, N, weights = objective.recurrence(followed)
-                moved = _apply_bands(N, _shift_rows(np.eye(steps), followed.delay))
-                root = weights[:, None] * _solve_bands(P, moved)
+                moved = banded.apply(N, banded.shift_rows(np.eye(steps), followed.delay))
+                root = weights[:, None] * banded.solve(P, moved)
                 np.testing.assert_allclose(root, objective.root(followed), atol=1e-11)
     assert Restarts(3).recurrence(ap.Workload.sgd(6, weight_decay=0.1)) is None
     assert Restarts(3, include_final=True).recurrence(ap.Workload.sgd(6)) is None

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
 
 
 def whole_number(name: str, value: Any, *, minimum: int = 1) -> int:

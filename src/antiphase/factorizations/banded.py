@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from antiphase._util import checks as check
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase.factorizations.base import Factorization
-from antiphase.participation import Indices
+from antiphase.linalg import banded
 from antiphase.sensitivity import Columns
-from antiphase.workload import _multiply_bands
 
 MOST_BANDS = 256  # diagonals up to which a recurrence within the band beats a dense solution
 
@@ -114,7 +113,7 @@ def banded_variances(rows: Array, P: Array, N: Array, delay: int = 0) -> Array |
         return None
     from antiphase.linalg import kernels
 
-    F = _multiply_bands(rows, P / N)[:, : len(rows)]
+    F = banded.multiply(rows, P / N)[:, : len(rows)]
     inverse = kernels.inverse_bands(F / F[:, :1], F[:, 0] ** 2)
     variances: Array = inverse[:, 0]
     return variances

@@ -146,7 +146,9 @@ class Factorization(ABC):
     @cached_property
     def noise_per_iterate(self) -> Array:
         """``sens(C)²·‖b_t‖²``: the variance of the noise inside each iterate, at noise multiplier and clip norm 1."""
-        variances = None if self.workload.bands is None else self._variances(*self.workload.bands)
+        variances = (
+            None if self.workload.recurrence is None else self._variances(*self.workload.recurrence)
+        )
         if variances is None:
             variances = self._noise_squared(self.workload.dense())
         noise: Array = self.sensitivity**2 * variances

@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 import scipy
 
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase.factorizations.base import Factorization, lower_triangular
 from antiphase.objective import Objective
-from antiphase.participation import Indices
 from antiphase.sensitivity import Columns
-from antiphase.workload import Workload
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -83,11 +81,14 @@ class BlockDiagonal(Factorization, form="Blocks"):
         return total
 
     def _total_noise(self, objective: Objective) -> float:
-        if not self._fits(objective):
+        """Block by block where the objective restarts with the encoder, each distinct one once."""
+        roots = objective.block_roots(self.workload)
+        sizes = [len(self.distinct[i]) for i in self.sequence]
+        if roots is None or [root.shape[1] for root in roots] != sizes:
             return super()._total_noise(objective)
         known: dict[tuple[int, bytes], float] = {}
         total = 0.0
-        for i, root in zip(self.sequence, block_roots(self.workload, objective), strict=True):
+        for i, root in zip(self.sequence, roots, strict=True):
             key = (i, root.tobytes())
             if key not in known:
                 rows = scipy.linalg.solve_triangular(
@@ -96,13 +97,6 @@ class BlockDiagonal(Factorization, form="Blocks"):
                 known[key] = float(np.square(rows).sum())
             total += known[key]
         return total
-
-    def _fits(self, objective: Objective) -> bool:
-        """Whether the objective restarts where the encoder does, so that each block can be judged alone."""
-        if objective.independent_blocks(self.workload) is None:
-            return False
-        sizes = [root.shape[1] for root in block_roots(self.workload, objective)]
-        return sizes == [len(self.distinct[i]) for i in self.sequence]
 
     def _stored(self) -> dict[str, Any]:
         blocks = {
@@ -150,19 +144,3 @@ class _BlockColumns:
             columns = self._distinct[self._sequence[b]][:, indices[inside] - self._starts[b]]
             out[np.ix_(inside, inside)] = columns.T @ columns
         return out
-
-
-def block_roots(workload: Workload, objective: Objective) -> list[Array]:
-    """The diagonal blocks of ``Λ_τ A``: a segment's rows, by the columns of the gradients that arrive in it.
-
-    With a delay ``d`` these are ``d`` earlier. The last ``d`` gradients never arrive: a block of zero columns of its
-    own.
-    """
-    assert workload.learning_rates is not None
-    delay, roots = workload.delay, []
-    for start, stop, weights in objective.independent_blocks(workload) or []:
-        root = np.tril(np.ones((stop - start,) * 2)) * workload.learning_rates[start:stop]
-        root = weights[:, None] * root[:, max(delay - start, 0) :]
-        if root.shape[1]:
-            roots.append(root)
-    return roots + [np.zeros((1, delay))] * (delay > 0)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase.factorizations.base import Factorization
-from antiphase.participation import Indices
 from antiphase.sensitivity import Columns
 
 

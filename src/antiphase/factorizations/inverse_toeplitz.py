@@ -15,8 +15,8 @@ import numpy as np
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.toeplitz import ToeplitzColumns, is_steady, steady_variances
-from antiphase.linalg import power_series
+from antiphase.factorizations.toeplitz import ToeplitzColumns, toeplitz_variances
+from antiphase.linalg import banded, power_series
 from antiphase.sensitivity import Columns
 
 
@@ -56,10 +56,10 @@ class InverseToeplitz(Factorization):
         return self.steps
 
     def _variances(self, P: Array, N: Array) -> Array | None:
-        if not is_steady(P, N):
+        if not banded.is_time_invariant(P, N):
             return None
         first = np.concatenate([self.inverse, np.zeros(self.steps - len(self.inverse))])
-        return steady_variances(first, P, N, self.workload)
+        return toeplitz_variances(first, P, N, self.workload)
 
     def _stored(self) -> dict[str, Any]:
         return {"inverse": self.inverse}

@@ -19,9 +19,8 @@ import numpy as np
 
 from antiphase._util import checks as check
 from antiphase._util import files
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase.factorizations.base import Factorization
-from antiphase.participation import Indices
 from antiphase.sensitivity import Columns
 
 FIELDS = ("delta", "r", "g", "move")

@@ -13,13 +13,12 @@ import numpy as np
 import scipy
 
 from antiphase._util import checks as check
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase.factorizations.banded import MOST_BANDS, banded_variances
 from antiphase.factorizations.base import Factorization
-from antiphase.linalg import power_series
-from antiphase.participation import Indices
+from antiphase.linalg import banded, power_series
 from antiphase.sensitivity import Columns
-from antiphase.workload import Workload, _apply_bands, _solve_bands
+from antiphase.workload import Workload
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,8 +68,8 @@ class Toeplitz(Factorization):
     # ---- how good it is, without a matrix where there is a way ---------------------------------------------
 
     def _variances(self, P: Array, N: Array) -> Array | None:
-        if not self.normalized and is_steady(P, N):
-            return steady_variances(self._inverse, P, N, self.workload)
+        if not self.normalized and banded.is_time_invariant(P, N):
+            return toeplitz_variances(self._inverse, P, N, self.workload)
         if self.bands <= MOST_BANDS:
             return banded_variances(self.band_rows(0, self.steps), P, N, self.workload.delay)
         return None
@@ -150,18 +149,9 @@ class ToeplitzColumns:
         return out
 
 
-def is_steady(P: Array, N: Array) -> bool:
-    """Whether the recurrence is the same at every step, but for what would reach before the first."""
-    return all(
-        bool((bands[a:, a] == bands[-1, a]).all())
-        for bands in (P, N)
-        for a in range(min(bands.shape[1], len(bands)))
-    )
-
-
-def steady_variances(inverse: Array, P: Array, N: Array, workload: Workload) -> Array:
+def toeplitz_variances(inverse: Array, P: Array, N: Array, workload: Workload) -> Array:
     """``‖b_t‖²`` for ``B = P⁻¹N Z^delay C⁻¹``, Toeplitz, from the first column of ``C⁻¹``."""
     arrives = np.concatenate([np.zeros(workload.delay), inverse[: workload.steps - workload.delay]])
-    column = _solve_bands(P, _apply_bands(N, arrives))
+    column = banded.solve(P, banded.apply(N, arrives))
     variances: Array = np.cumsum(column**2)
     return variances

@@ -18,12 +18,11 @@ import scipy
 
 from antiphase._util import checks as check
 from antiphase._util import files
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase.errors import FileFormatError
 from antiphase.factorizations.base import Factorization, packed_triangle
 from antiphase.factorizations.streaming import Segment, Streaming
 from antiphase.linalg.cholesky import reversed_cholesky
-from antiphase.participation import Indices
 from antiphase.sensitivity import Columns
 
 ESTIMATORS = ("full", "online", "plain")

@@ -25,7 +25,7 @@ class ServerOptimizer:
         if (
             workload.learning_rates is None
             or workload.delay
-            or workload.averages
+            or workload.is_averaged
             or workload.curvature
         ):
             raise ValueError(

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from antiphase._util.checks import Array
-from antiphase.participation import Indices
+from antiphase._util.checks import Array, Indices
 
 
 class Eliminated(NamedTuple):

@@ -107,7 +107,7 @@ def learning_rate_sentence(
         return f"Learning rates: a range needs {missing}."
     beyond = "" if rates.tried[0] < rates.low else ", or less"
     beyond += "" if rates.high < rates.tried[1] else ", or more"
-    given = setting.workload.largest_rate
+    given = setting.workload.max_learning_rate
     inside = rates.low * (1 - 1e-9) <= given <= rates.high * (1 + 1e-9)
     return (
         f"Learning rates from {rates.low:.3g} to {rates.high:.3g}{beyond} are within "

@@ -97,7 +97,7 @@ class QuadraticCriterion:
         for scale in self.scales:
             scaled = Quadratic(scale * p.spectrum, p.optimum, p.start, p.spread, p.multiplicity)
             if ends_further_off(f.workload, scaled.smoothness, rate):
-                largest = rate * f.workload.largest_rate
+                largest = rate * f.workload.max_learning_rate
                 raise ValueError(
                     f"learning rate {largest:g} × largest curvature {p.smoothness:g} = "
                     f"{largest * p.smoothness:g}: training diverges on this spectrum. Lower the "
@@ -229,7 +229,7 @@ class _Search:
         if not (math.isclose(weight, 1.0) or math.isclose(weight**2, steps)):
             # With weight 1 or √steps this is DP-MF, or DP-MF⁺ with τ = steps.
             self._score("damped", rho=1.0, final_weight=weight)
-        curvature = self.setting.workload.largest_rate * self.criterion.problem.smoothness
+        curvature = self.setting.workload.max_learning_rate * self.criterion.problem.smoothness
         high = min(curvature, MAX_DAMPING_LOSS)
         low = min(1.0 / steps, high)
         count = max(math.ceil(math.log(high / low) / math.log(COARSE_GRID_RATIO)), 1)

@@ -250,7 +250,7 @@ def _learning_rates(
     if criterion.is_estimate and initial_gap is None:
         return None, "the loss to gain (initial_gap)"
     batch_size = check.whole_number("batch_size", batch_size)
-    f, given = best.factorization, best.factorization.workload.largest_rate
+    f, given = best.factorization, best.factorization.workload.max_learning_rate
     noise = _noise_deviation(best) * check.positive_number("clip_norm", clip_norm) / batch_size
     expected: dict[float, float] = {}
     for half_octaves in range(-2 * RATE_OCTAVES, 2 * RATE_OCTAVES + 1):

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from antiphase._util.checks import Array
-from antiphase.participation import Indices
+from antiphase._util.checks import Array, Indices
 from antiphase.reporting.axes import Axis, axes_of, marked, spread, tick_label, x_ticks
 from antiphase.reporting.charts import HeatMaps, Lines, Region, Series, matrix_in_words
 from antiphase.reporting.palette import COLOURS, NEGATIVE, POSITIVE

@@ -12,11 +12,12 @@ from antiphase._util.checks import Array
 from antiphase._util.progress import Progress
 from antiphase.factorizations.banded import Banded, outside
 from antiphase.factorizations.base import refuse_if_too_large
+from antiphase.linalg import banded
 from antiphase.linalg.lbfgs import MEMORY, descend
 from antiphase.objective import Objective
 from antiphase.participation import Participation
 from antiphase.problem import recurrence_of, searched_for
-from antiphase.workload import Workload, _multiply_bands
+from antiphase.workload import Workload
 
 MOST_ITERATIONS = 500
 
@@ -110,7 +111,7 @@ class _Search:
         steps, bands = self._shape
         t, i = np.arange(steps)[:, None], np.arange(bands)
         rows = np.where(t >= i, columns[t - i, i], 0.0)
-        F = _multiply_bands(rows, self._inverse)[:, :steps]
+        F = banded.multiply(rows, self._inverse)[:, :steps]
         error, of_F = adjoints.banded(F, self._squares)
         width = F.shape[1]
         slope = np.zeros(self._shape)

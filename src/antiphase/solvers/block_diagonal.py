@@ -8,7 +8,7 @@ import numpy as np
 
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress
-from antiphase.factorizations.block_diagonal import BlockDiagonal, block_roots
+from antiphase.factorizations.block_diagonal import BlockDiagonal
 from antiphase.objective import Objective
 from antiphase.participation import Once, Participation
 from antiphase.sensitivity import sensitivity
@@ -30,7 +30,7 @@ def block_optimum(
     solved: dict[bytes, tuple[int, float]] = {}
     distinct: list[Array] = []
     sequence, bound = [], 0.0
-    for root in block_roots(workload, objective):
+    for root in objective.block_roots(workload) or []:
         key = root.tobytes() + bytes(str(root.shape), "ascii")
         if key not in solved:
             if root.any():

@@ -11,8 +11,7 @@ import scipy
 
 from antiphase._util.checks import Array
 from antiphase.factorizations.base import refuse_if_too_large
-from antiphase.factorizations.toeplitz import is_steady
-from antiphase.linalg import power_series
+from antiphase.linalg import banded, power_series
 from antiphase.problem import without_idle_steps
 from antiphase.workload import Workload
 
@@ -70,7 +69,7 @@ def inverse_root_coefficients(workload: Workload, bands: int) -> Array:
     """
     first = np.ones(bands)
     searched = without_idle_steps(workload)
-    if searched.bands is not None and is_steady(*searched.bands):
+    if searched.recurrence is not None and banded.is_time_invariant(*searched.recurrence):
         impulse = np.zeros(workload.steps)
         impulse[0] = 1.0
         first = searched.apply(impulse)[:bands]

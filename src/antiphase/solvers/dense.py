@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase._util.progress import Progress
 from antiphase.factorizations.base import refuse_if_too_large
 from antiphase.factorizations.dense import Dense
 from antiphase.linalg.cholesky import reversed_cholesky
 from antiphase.objective import Objective
-from antiphase.participation import Indices, Participation
+from antiphase.participation import Participation
 from antiphase.sensitivity import sensitivity
 from antiphase.solvers import dual
 from antiphase.workload import Workload

@@ -24,9 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase._util.progress import Progress, ProgressReport
-from antiphase.participation import Indices
 
 MEMORY = 10  # how many earlier steps the extrapolation looks at
 ROUNDING = (

@@ -32,12 +32,12 @@ from typing import Any
 
 import numpy as np
 
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase._util.progress import Progress
 from antiphase.factorizations.streaming import Segment, Streaming
 from antiphase.linalg.lbfgs import descend
 from antiphase.objective import Objective
-from antiphase.participation import Indices, Once, Participation
+from antiphase.participation import Once, Participation
 from antiphase.problem import Problem, problem_of, recurrence_of
 from antiphase.solvers.blt import MOST, blt_optimum
 from antiphase.solvers.streaming import WITHIN, split

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase._util.progress import Progress
 from antiphase.factorizations.base import Factorization, refuse_if_too_large
 from antiphase.factorizations.block_diagonal import BlockDiagonal
@@ -30,7 +30,7 @@ from antiphase.factorizations.dense import Dense
 from antiphase.linalg import block_cyclic
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.objective import Objective
-from antiphase.participation import Indices, Participation
+from antiphase.participation import Participation
 from antiphase.problem import Problem, problem_of
 from antiphase.sensitivity import sensitivity
 from antiphase.solvers import dual

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress, ProgressReport
+from antiphase.linalg import banded
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.problem import Problem
-from antiphase.workload import _apply_bands, _solve_bands
 
 MEMORY = 6  # how many earlier steps the extrapolation looks at
 FAINTEST = 60.0  # ln v is kept within this of the largest
@@ -175,7 +175,7 @@ def spectrum(problem: Problem, F: Scaling, accuracy: float) -> tuple[float, floa
     P, N, n = problem.P, problem.N, problem.size
 
     def inverse(x: Array) -> Array:
-        u = _solve_bands(P, _apply_bands(N, F.times(x.ravel())))
+        u = banded.solve(P, banded.apply(N, F.times(x.ravel())))
         return F.times(
             _apply_transposed(N, _solve_transposed(P, problem.weights**2 * u)), transposed=True
         )
@@ -185,7 +185,7 @@ def spectrum(problem: Problem, F: Scaling, accuracy: float) -> tuple[float, floa
             _apply_transposed(P, _solve_transposed(N, F.solve(x.ravel(), transposed=True)))
             / problem.weights**2
         )
-        return F.solve(_solve_bands(N, _apply_bands(P, u)))
+        return F.solve(banded.solve(N, banded.apply(P, u)))
 
     if n <= 48:
         dense = np.array([inverse(e) for e in np.eye(n)])

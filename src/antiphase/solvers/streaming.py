@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase._util.progress import Progress
 from antiphase.factorizations.streaming import FIELDS, Segment, Streaming, _variances
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.objective import Average, Objective
-from antiphase.participation import Indices, Participation
+from antiphase.participation import Participation
 from antiphase.problem import Problem, problem_of
 from antiphase.solvers.single_participation import DualPoint, maximise
 from antiphase.workload import Workload
@@ -143,8 +143,8 @@ def solved_block(
 
     def error(segment: Segment) -> float:
         norms = segment.squared_norms().max()
-        assert block.bands is not None
-        return float(norms * (weights**2 @ _variances([segment], *block.bands)))
+        assert block.recurrence is not None
+        return float(norms * (weights**2 @ _variances([segment], *block.recurrence)))
 
     return _solved(problem, size, tolerance, buffers, error, progress)
 

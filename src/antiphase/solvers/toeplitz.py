@@ -16,15 +16,15 @@ import numpy as np
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress
 from antiphase.factorizations.base import refuse_if_too_large
-from antiphase.factorizations.toeplitz import Toeplitz, is_steady
-from antiphase.linalg import power_series
+from antiphase.factorizations.toeplitz import Toeplitz
+from antiphase.linalg import banded, power_series
 from antiphase.linalg.lbfgs import descend
 from antiphase.objective import Average, Objective
 from antiphase.participation import Epochs, Participation
 from antiphase.problem import searched_for, without_idle_steps
 from antiphase.solvers.closed_form import square_root_coefficients
 from antiphase.solvers.single_participation import _apply_transposed, _solve_transposed
-from antiphase.workload import Workload, _apply_bands, _solve_bands
+from antiphase.workload import Workload
 
 LONGEST_START = 2048  # steps from which on the search starts from the optimum for fewer
 MOST_ITERATIONS = 300
@@ -88,13 +88,13 @@ def shifts(participation: Participation, steps: int) -> list[int]:
 def noise_form(workload: Workload, objective: Objective) -> Form:
     """``‖M C⁻¹‖_F²`` of a Toeplitz encoder, and its gradient, from the coefficients of the inverse."""
     followed = objective.recurrence(workload)
-    if followed is None or not is_steady(followed.P, followed.N):
+    if followed is None or not banded.is_time_invariant(followed.P, followed.N):
         return _dense_form(workload, objective)
     P, N, weights = followed
     omega = objective.toeplitz_weights(weights)
 
     def form(u: Array) -> tuple[float, Array]:
-        b = _solve_bands(P, _apply_bands(N, u))
+        b = banded.solve(P, banded.apply(N, u))
         return float(omega @ b**2), 2 * _apply_transposed(N, _solve_transposed(P, omega * b))
 
     return form

@@ -83,7 +83,7 @@ def best_damping(
             tried[rho, final_weight] = found
         return tried[rho, final_weight]
 
-    unit = workload.largest_rate if workload is not None else 1.0
+    unit = workload.max_learning_rate if workload is not None else 1.0
     total = workload.steps if workload is not None else check.whole_number("steps", steps)
     most = min(learning_rate * unit * problem.smoothness, 1.0)
     least = min(1.0 / total, most) / 10.0

@@ -241,7 +241,7 @@ def _signal(workload: Workload, problem: Quadratic) -> Array:
 
 def _variances(factorization: Factorization, workload: Workload, spectrum: Array) -> Array:
     """``‖row_t(A_h C⁻¹)‖²``: a row for each step, a column for each curvature."""
-    followed = None if workload.bands is None else segments(factorization)
+    followed = None if workload.recurrence is None else segments(factorization)
     if followed is None:
         return dense_variances(factorization, workload, spectrum)
     return streamed_variances(followed, workload, spectrum)
@@ -286,7 +286,7 @@ def streamed_variances(followed: Sequence[Segment], workload: Workload, spectrum
 
 def _recurrences(workload: Workload, spectrum: Array) -> tuple[Array, Array, Array]:
     """``u_t = own·(N y)_t + Σ_a kept_a u_{t−a}`` for each curvature: own (T, n), kept (T, p, n) and the bands of N."""
-    bands = [cast(tuple[Array, Array], workload.with_curvature(h).bands) for h in spectrum]
+    bands = [cast(tuple[Array, Array], workload.with_curvature(h).recurrence) for h in spectrum]
     P = np.zeros((workload.steps, max(2, *(P.shape[1] for P, _ in bands)), len(spectrum)))
     for i, (band, _) in enumerate(bands):
         P[:, : band.shape[1], i] = band
@@ -436,7 +436,7 @@ def simulate(
     factorization, scale = _noise_of(plan, noise)
     workload = _scaled(factorization.workload, learning_rate)
     runs = check.whole_number("runs", runs)
-    if workload.bands is None:
+    if workload.recurrence is None:
         raise ValueError(
             "a workload given as a matrix is not simulated: it has no recurrence. Use exact"
         )
@@ -507,7 +507,7 @@ class _Optimizer:
     def __init__(self, workload: Workload, start: Array) -> None:
         self._workload, self._start = workload, start
         iterates = replace(workload, ema=None, tail_start=None)
-        self._P, self._N = cast(tuple[Array, Array], iterates.bands)
+        self._P, self._N = cast(tuple[Array, Array], iterates.recurrence)
         self._moves: list[Array] = []  # u, newest first
         self._gradients: list[Array] = []  # likewise
         self._t = 0
