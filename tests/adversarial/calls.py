@@ -20,8 +20,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import antiphase as ap
-from antiphase import accounting, data, federated, objective, theory
-from antiphase.auditing import audit
+from antiphase import accounting, auditing, data, federated, objective, theory
 from antiphase.errors import AntiphaseError
 from antiphase.theory.spectrum import Spectrum
 from antiphase.torch import BallsInBins, CyclicPoisson, FixedOrder, PrivacyEngine, sampler_for
@@ -83,7 +82,7 @@ def made():
     """Things of the right kind, for calls that nearly fit."""
     return st.sampled_from([
         ap.once(), ap.epochs(2, 4), ap.min_separation(2, 3), ap.Workload.sgd(8), ap.Workload.sgd(8, momentum=0.9),
-        objective.Average(), objective.Restarts(3), objective.Damped(0.9), F, M, KEY, audit.GaussianClaim(1.0),
+        objective.Average(), objective.Restarts(3), objective.Damped(0.9), F, M, KEY, auditing.GaussianClaim(1.0),
     ])  # fmt: skip
 
 
@@ -177,18 +176,18 @@ CALLS = {
     "gaussian_epsilon": (accounting.gaussian_epsilon, {"noise_multiplier": POSITIVE, "delta": SHARES}),
     "gaussian_delta": (accounting.gaussian_delta, {"noise_multiplier": POSITIVE, "epsilon": POSITIVE}),
     "gaussian_noise_multiplier": (accounting.gaussian_noise_multiplier, {"epsilon": POSITIVE, "delta": SHARES}),
-    "GaussianClaim": (audit.GaussianClaim, {"mu": POSITIVE}),
-    "ApproximateClaim": (audit.ApproximateClaim, {"epsilon": POSITIVE, "delta": SHARES}),
-    "claim_of": (audit.claim_of, {"promise": TEXT([M, {"mu": 1.0}, {"epsilon": 1.0, "delta": 1e-5}])}),
-    "audit": (audit.audit, {"scores": st.just(lambda canary, count: np.arange(count) + canary),
-                            "claim": st.just(audit.GaussianClaim(1.0)), "trials": st.integers(20, 40),
+    "GaussianClaim": (auditing.GaussianClaim, {"mu": POSITIVE}),
+    "ApproximateClaim": (auditing.ApproximateClaim, {"epsilon": POSITIVE, "delta": SHARES}),
+    "claim_of": (auditing.claim_of, {"promise": TEXT([M, {"mu": 1.0}, {"epsilon": 1.0, "delta": 1e-5}])}),
+    "audit": (auditing.audit, {"scores": st.just(lambda canary, count: np.arange(count) + canary),
+                            "claim": st.just(auditing.GaussianClaim(1.0)), "trials": st.integers(20, 40),
                             "?thresholds": SHARES, "?confidence": SHARES}),
-    "audit_one_run": (audit.audit_one_run, {"scores": st.just(lambda included: included * 1.0),
-                                            "claim": st.just(audit.GaussianClaim(1.0)),
+    "audit_one_run": (auditing.audit_one_run, {"scores": st.just(lambda included: included * 1.0),
+                                            "claim": st.just(auditing.GaussianClaim(1.0)),
                                             "canaries": st.integers(2, 40), "?guesses": SMALL, "?confidence": SHARES}),
     "Spectrum": (Spectrum, {"values": st.lists(POSITIVE, max_size=4), "?weights": st.lists(POSITIVE, max_size=4)}),
     "load": (ap.load, {"path": st.sampled_from([*WORDS[:3], "absent", "a" * 300])}),
-    "MechanismTrials": (audit.MechanismTrials, {"mechanism": st.just(M), "?key": st.just(KEY)}),
+    "MechanismTrials": (auditing.MechanismTrials, {"mechanism": st.just(M), "?key": st.just(KEY)}),
     "PrivacyEngine": (PrivacyEngine, {"?mechanism": TEXT([*ap.names(), F]), "?key": st.just(KEY)}),
     "FixedOrder": (FixedOrder, {"size": SMALL, "batch_size": SMALL, "?shuffle": YES, "?drop_last": YES,
                                 "?order": st.just([0, 1]), "?rank": st.just(0), "?world": SMALL}),

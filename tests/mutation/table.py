@@ -33,7 +33,12 @@ TESTS = {
     "band_selection.py": ("tests/test_band_selection.py", *ALL),
     "mechanism.py": ("tests/test_mechanism.py", "tests/test_statement.py", *ALL),
     "statement.py": ("tests/test_mechanism.py", "tests/test_statement.py", *ALL),
-    "auditing/audit.py": ("tests/auditing/test_audit.py", *ALL),
+    "auditing/bounds.py": ("tests/auditing/test_bounds.py", "tests/auditing/test_one_run.py", *ALL),
+    "auditing/canaries.py": ("tests/auditing/test_canaries.py", *ALL),
+    "auditing/claims.py": ("tests/auditing/test_claims.py", "tests/auditing/test_result.py", *ALL),
+    "auditing/many_trials.py": ("tests/auditing/test_many_trials.py", *ALL),
+    "auditing/one_run.py": ("tests/auditing/test_one_run.py", *ALL),
+    "auditing/result.py": ("tests/auditing/test_result.py", *ALL),
     "ledger/participation.py": ("tests/ledger/test_ledger.py", *ALL),
     "ledger/write_ahead.py": (
         "tests/ledger/test_ledger.py",

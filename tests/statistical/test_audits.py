@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.auditing.audit import GaussianClaim, MechanismTrials, audit
+from antiphase.auditing import GaussianClaim, MechanismTrials, audit
 
 pytestmark = pytest.mark.issue(11)
 

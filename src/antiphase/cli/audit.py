@@ -15,7 +15,7 @@ from antiphase.cli import console
 from antiphase.cli.console import Delta, Epsilon, Json, Quiet, misused, out
 
 if TYPE_CHECKING:
-    from antiphase.auditing.audit import Audit, Claim, OneRun
+    from antiphase.auditing import AuditResult, Claim
 
 
 def audit(
@@ -62,7 +62,9 @@ def audit(
 
     Example: antiphase audit plan.antiphase
     """
-    from antiphase.auditing import audit as auditing
+    from antiphase import auditing
+    from antiphase.auditing.many_trials import TRIALS
+    from antiphase.auditing.one_run import CANARIES
 
     if one_run and trials is not None:
         raise misused("--trials is for many trainings, and --one-run makes one: give --canaries")
@@ -71,17 +73,15 @@ def audit(
     console.check_output(figure)
     options: dict[str, Any] = {} if confidence is None else {"confidence": confidence}
     scores, claim = _prepared(target, _claimed(mu, epsilon, delta, statement), one_run)
-    found: Audit | OneRun
+    found: auditing.TrialAudit | auditing.OneRunAudit
     with console.bar(
         quiet or as_json, "{task.completed:.0f} of {task.total:.0f} trials"
     ) as progress:
         if one_run:
             progress.add_task("training once", total=None)
-            found = auditing.audit_one_run(
-                scores, claim, canaries=canaries or auditing.CANARIES, **options
-            )
+            found = auditing.audit_one_run(scores, claim, canaries=canaries or CANARIES, **options)
         else:
-            trials = trials or auditing.TRIALS
+            trials = trials or TRIALS
             task = progress.add_task("auditing", total=2 * trials)
             found = auditing.audit(
                 scores,
@@ -107,7 +107,7 @@ def audit(
 def _claimed(
     mu: float | None, epsilon: float | None, delta: float | None, statement: Path | None
 ) -> Claim | None:
-    from antiphase.auditing import audit as auditing
+    from antiphase import auditing
     from antiphase.verification import read_statement
 
     if sum(value is not None for value in (mu, epsilon, statement)) > 1:
@@ -124,7 +124,7 @@ def _claimed(
 def _prepared(target: str, claim: Claim | None, one_run: bool) -> tuple[Any, Claim]:
     """What makes the trials, and what is claimed of it."""
     import antiphase as ap
-    from antiphase.auditing import audit as auditing
+    from antiphase import auditing
 
     file, colon, name = target.rpartition(":")
     if colon and Path(file).suffix == ".py":
@@ -201,11 +201,11 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def _draw(found: Audit | OneRun, path: Path, quiet: bool) -> None:
+def _draw(found: AuditResult, path: Path, quiet: bool) -> None:
     from antiphase.reporting import figures
     from antiphase.reporting.charts import roc
 
-    paths = figures.draw(path, roc(found.roc, found.claim.least_misses, str(found.claim)))
+    paths = figures.draw(path, roc(found.roc, found.claim.min_false_negatives, str(found.claim)))
     if not quiet:
         for written in paths:
             out.print(f"Written to {written}")
