@@ -1,4 +1,4 @@
-"""What the README shows is what happens."""
+"""The Python code in the README runs."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_python_in_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    design, train, theory = re.findall(
+    train, design, theory = re.findall(
         r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
     )
     names: dict = {}
