@@ -138,7 +138,7 @@ def of_several_runs():
     state = first.release.state()
     first.run(1)
     first.release.restore(state, fresh_noise=True)
-    assert first.release.earlier() == [3]
+    assert first.release.replaced_runs() == [3]
     return first.engine.statement()
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import antiphase as ap
 from antiphase.errors import AntiphaseError, AntiphaseWarning
 from antiphase.torch import PrivacyEngine
-from antiphase.torch.release import row_of
+from antiphase.torch.noise_run import row_of
 
 MODES = ("hooks", "functorch", "ghost")
 CLIP = 0.1
@@ -133,7 +133,7 @@ class Setup:
         """
         release = self.optimizer.release
         row, found = row_of(release, release.position - 1), []
-        for name, p in zip(release._shapes, self.optimizer.params, strict=True):
+        for name, p in zip(release.shapes, self.optimizer.params, strict=True):
             noise = torch.from_numpy(row[name]).double().view(p.shape)
             low = p.dtype not in (torch.float32, torch.float64)
             found.append(self._sums[id(p)] if low else p.grad.double() * release.divisor - noise)

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from antiphase.torch.ghost_clipping import GhostTensor, recorded
-from antiphase.torch.privacy_engine import OPTIMIZERS
-from antiphase.torch.release import row_of
+from antiphase.torch.noise_run import row_of
+from antiphase.torch.optimizers import PRIVATE_OPTIMIZERS
 from tests.torch.setting import Training
 
 pytestmark = pytest.mark.issue(21)
@@ -213,7 +213,7 @@ class Sums:
             module, self.mode, batch_first=True, loss_reduction="sum", wrap_model=True
         )
         count = len(list(module.parameters()))
-        self.optimizer = OPTIMIZERS[self.mode, self.clipping](
+        self.optimizer = PRIVATE_OPTIMIZERS[self.mode, self.clipping](
             optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
             noise_multiplier=1.0,
             max_grad_norm=[clip_norm / count**0.5] * count if mode == "per layer" else clip_norm,

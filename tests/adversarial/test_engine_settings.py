@@ -14,7 +14,7 @@ import antiphase as ap
 from antiphase.accounting import gaussian_epsilon
 from antiphase.errors import AntiphaseWarning, BypassError, KeyFileError, SettingsError, StateError
 from antiphase.torch import PrivacyEngine
-from antiphase.torch.release import row_of
+from antiphase.torch.noise_run import row_of
 from tests.torch.setting import Training, data, make_private, small_model
 
 pytestmark = pytest.mark.issue(21)
@@ -528,7 +528,7 @@ def test_sums_in_float64_are_rounded_before_the_noise_is_added():
         training.release.guards.clear()
         sums = [
             torch.full(s, 0.1 + digit, dtype=torch.float64)
-            for s in training.release._shapes.values()
+            for s in training.release.shapes.values()
         ]
         outputs.append(training.release(sums, 1))
         row = row_of(training.release, 0)

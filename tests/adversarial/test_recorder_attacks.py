@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from antiphase.errors import AntiphaseError
 from antiphase.torch.ghost_clipping import per_example_gradients, recorded
 from antiphase.torch.gradient_terms import Lookups, batched_products, token_sums
-from antiphase.torch.release import row_of
+from antiphase.torch.noise_run import row_of
 from tests.adversarial.test_contribution import LinearLoss, Sums, Wide, small_share
 from tests.torch.setting import Training
 

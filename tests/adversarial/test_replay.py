@@ -62,11 +62,7 @@ class Watched:
 
     def __init__(self, release, forced):
         self.release, self.forced = release, forced
-        self.group, self.prepare, self.after_step = (
-            release.group,
-            release.prepare,
-            release.after_step,
-        )
+        self.group, self.prepare = release.group, release.prepare
         self.most_examples = release.most_examples
         self.queries, self.out, self.shapes = [], [], []
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import antiphase as ap
 from antiphase.errors import ParticipationError, PerExampleGradientError, SettingsError
 from antiphase.torch import PrivacyEngine, sampler_for
-from antiphase.torch.release import row_of
+from antiphase.torch.noise_run import row_of
 from tests.torch.setting import Training, data, make_private, small_model
 
 pytestmark = pytest.mark.issue(21)

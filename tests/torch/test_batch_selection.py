@@ -242,7 +242,7 @@ def test_a_batch_that_was_drawn_for_another_step_is_refused(make):
     nn.functional.cross_entropy(module(inputs), targets).backward()
     with pytest.raises(ParticipationError, match="step 0: the batch was drawn for another step"):
         optimizer.step()
-    assert engine._release.drawn == 0
+    assert engine._training.release.drawn == 0
 
 
 def test_what_a_mechanism_is_for_is_in_its_repr():
@@ -254,7 +254,7 @@ def test_what_a_mechanism_is_for_is_in_its_repr():
 
 @pytest.mark.parametrize("make", [cyclic, bins])
 def test_nobody_can_vouch_for_sampling(make):
-    with pytest.raises(ValueError, match="seen by the ledger"):
+    with pytest.raises(ValueError, match="recorded by the participation ledger"):
         private(make(), participation="trusted")
 
 
@@ -267,7 +267,7 @@ def test_several_processes_are_refused(monkeypatch):
 
 @pytest.mark.parametrize("make", [cyclic, bins])
 def test_accumulation_is_refused(make):
-    with pytest.raises(ValueError, match="one a step"):
+    with pytest.raises(ValueError, match="one batch for each step"):
         private(make(), gradient_accumulation_steps=2)
 
 
@@ -293,8 +293,11 @@ def test_a_run_goes_on_with_the_same_batches(make, tmp_path):
 
 def test_rounding_is_covered_for_the_batch_size_or_twice_the_expected_one_and_a_hundred():
     """In a fixed order no batch is larger than the loader's; sampled ones may be, and are refused past 2 × 8 + 100."""
-    assert private(independent())[0]._release.most_examples == 2 * 8 + 100
+    assert private(independent())[0]._training.release.most_examples == 2 * 8 + 100
     fixed = ap.calibrate(ap.design("dp-mf", steps=STEPS, epochs=2), noise_multiplier=1.0)
     assert (
-        private(fixed, DataLoader(dataset(), batch_size=8), epochs=2)[0]._release.most_examples == 8
+        private(fixed, DataLoader(dataset(), batch_size=8), epochs=2)[
+            0
+        ]._training.release.most_examples
+        == 8
     )

@@ -197,7 +197,7 @@ def test_an_engine_that_has_released_does_not_forget_it(key, tmp_path):
     load(other, tmp_path / "other")
     load(other, tmp_path / "other", fresh_noise=True)
     load(other, tmp_path / "other", fresh_noise=True)
-    assert sorted(other.release.earlier()) == [5, 5]
+    assert sorted(other.release.replaced_runs()) == [5, 5]
 
 
 @pytest.mark.issue(21)
@@ -282,11 +282,11 @@ def test_no_fresh_start_is_forgotten(key, tmp_path):
         load(again, tmp_path / "checkpoint", fresh_noise=True)
         again.run(5)
         spent.append(again.engine.get_epsilon(1e-5))
-    assert again.release.earlier().count(9) == 2
-    assert sorted(again.release.earlier()) == [4, 9, 9]
+    assert again.release.replaced_runs().count(9) == 2
+    assert sorted(again.release.replaced_runs()) == [4, 9, 9]
     back = training(ap.Key.load(tmp_path / "key"))
     load(back, tmp_path / "checkpoint")
-    assert sorted(back.release.earlier()) == [9, 9, 9]
+    assert sorted(back.release.replaced_runs()) == [9, 9, 9]
     assert (
         first.engine.mechanism.epsilon(1e-5)
         < spent[0]
@@ -375,7 +375,7 @@ def test_another_mechanism_and_another_world_are_refused(key, tmp_path):
         assert torch.equal(before, target.weights())
         load(target, tmp_path / "checkpoint", fresh_noise=True)
         target.run()
-        assert target.release.earlier() == [15], "all of the other run may have been released"
+        assert target.release.replaced_runs() == [15], "all of the other run may have been released"
 
 
 def test_a_key_without_a_file_remembers_as_long_as_it_lives(tmp_path):
@@ -441,7 +441,7 @@ def test_neither_key_nor_noise_is_in_a_checkpoint(key, tmp_path):
     for content in ((tmp_path / "checkpoint").read_bytes(), own.read_bytes()):
         assert secret not in content
         assert secret.hex().encode() not in content
-    from antiphase.torch.release import row_of
+    from antiphase.torch.noise_run import row_of
 
     for step in range(3):
         for array in row_of(first.release, step).values():

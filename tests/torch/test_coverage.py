@@ -13,9 +13,9 @@ pytestmark = pytest.mark.issue(21)
 def test_messages_name_the_first_parameters_and_count_the_others():
     """Ten names, and how many more there are."""
     every = [f"p{i}" for i in range(12)]
-    assert coverage.names(every[:3]) == "p0, p1, p2"
-    assert coverage.names(every[:10]) == ", ".join(every[:10])
-    assert coverage.names(every) == ", ".join(every[:10]) + " and 2 more"
+    assert coverage.shortened(every[:3]) == "p0, p1, p2"
+    assert coverage.shortened(every[:10]) == ", ".join(every[:10])
+    assert coverage.shortened(every) == ", ".join(every[:10]) + " and 2 more"
 
 
 def test_what_is_outside_the_optimizer_is_refused_or_frozen_by_name():
@@ -29,4 +29,4 @@ def test_what_is_outside_the_optimizer_is_refused_or_frozen_by_name():
     ):
         coverage.require_coverage(model, optimizer, "freeze")
     assert coverage.Coverage.of(model) == coverage.Coverage(2, 8, ("1.weight", "1.bias"))
-    assert coverage.outside(model, optimizer) == {}
+    assert coverage.uncovered_parameters(model, optimizer) == {}

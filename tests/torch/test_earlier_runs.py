@@ -13,7 +13,7 @@ from antiphase.torch import earlier_runs
 from antiphase.torch.earlier_runs import (
     EarlierRun,
     combined_epsilon,
-    described,
+    composition_record,
     fingerprint,
     on_same_data,
 )
@@ -32,7 +32,7 @@ def poisson():
 
 
 def earlier(mechanism, drawn=None):
-    return EarlierRun("ab" * 16, mechanism.digest, described(mechanism), drawn)
+    return EarlierRun("ab" * 16, mechanism.digest, composition_record(mechanism), drawn)
 
 
 def test_runs_of_one_mechanism_are_composed_by_their_rows():
@@ -61,13 +61,13 @@ def test_what_has_no_composition_is_not_stated():
     m = gaussian()
     unknown = EarlierRun("ab" * 16, "another", {}, 3)
     assert combined_epsilon(m, [6], [unknown], DELTA) is None
-    assert "cannot be stated" in earlier_runs.in_words(None, DELTA)
+    assert "cannot be stated" in earlier_runs.describe_combined(None, DELTA)
 
 
 def test_a_run_without_a_record_counts_and_one_that_released_nothing_does_not():
     key, m = ap.Key.generate(), gaussian()
-    first = key.start_run(m.digest, None, "data", described(m))
-    mine = key.start_run(m.digest, None, "data", described(m))
+    first = key.start_run(m.digest, None, "data", composition_record(m))
+    mine = key.start_run(m.digest, None, "data", composition_record(m))
     assert [(r.run, r.drawn) for r in on_same_data(key, "data", mine)] == [(first, None)]
     key.memory[f"ledger {first} 0"] = []
     assert on_same_data(key, "data", mine) == []

@@ -125,7 +125,7 @@ def test_noise_survives_bfloat16():
     release = training.release
     release.batches = release.ledger = None
     release.guards.clear()  # which notice that
-    sums = [torch.ones(shape, dtype=torch.bfloat16) for shape in release._shapes.values()]
+    sums = [torch.ones(shape, dtype=torch.bfloat16) for shape in release.shapes.values()]
     noisy = torch.cat([t.flatten() for t in release(sums, 1)]).double() * release.divisor - 1
     expected = training.engine.mechanism.noise_scale
     assert float(noisy.std()) / expected == np.clip(float(noisy.std()) / expected, 0.99, 1.01)

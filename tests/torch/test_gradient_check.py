@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import antiphase as ap
 from antiphase.errors import AntiphaseWarning, ModelChangedError, PerExampleGradientError
-from antiphase.torch import PrivacyEngine, layer_rules, privacy_engine
+from antiphase.torch import PrivacyEngine, layer_rules, wrapping
 from antiphase.torch.gradient_terms import Products
 from tests.torch import setting, zoo
 
@@ -24,7 +24,7 @@ MODES = ["hooks", "ghost", "functorch"]
 @pytest.fixture
 def checked(monkeypatch):
     """How long each check took, in seconds."""
-    taken, check = [], privacy_engine.check_gradients
+    taken, check = [], wrapping.check_gradients
 
     def timed(*args, **kwargs):
         start = time.perf_counter()
@@ -33,7 +33,7 @@ def checked(monkeypatch):
         finally:
             taken.append(time.perf_counter() - start)
 
-    monkeypatch.setattr(privacy_engine, "check_gradients", timed)
+    monkeypatch.setattr(wrapping, "check_gradients", timed)
     return taken
 
 
@@ -80,7 +80,7 @@ class TestPasses:
         for _ in range(3):  # a machine that is busy with other things is no reason to fail
             model, data = zoo.make(name)
             made, found = private(model, data, mode)
-            assert made._unchecked is None
+            assert made._training.unchecked is None
             assert "gradient check" not in str(made.statement())
             steps = two_steps(found, mode)
             if checked[-1] < max(1.0, steps):
@@ -98,7 +98,7 @@ class TestPasses:
         model, data = zoo.make("mlp")
         inputs, classes = data.tensors
         made, _ = private(model.bfloat16(), TensorDataset(inputs.bfloat16(), classes), mode)
-        assert made._unchecked is None
+        assert made._training.unchecked is None
 
     @pytest.mark.parametrize("mode", MODES)
     def test_frozen_parameters(self, mode):
@@ -107,13 +107,13 @@ class TestPasses:
         for p in model.first.parameters():
             p.requires_grad_(False)
         made, _ = private(model, data, mode)
-        assert made._unchecked is None
+        assert made._training.unchecked is None
 
     @pytest.mark.parametrize("mode", MODES)
     def test_a_model_that_is_not_wrapped(self, mode):
         model, data = zoo.make("language model")
         made, _ = private(model, data, mode, wrap_model=False)
-        assert made._unchecked is None
+        assert made._training.unchecked is None
 
 
 class Sequence(nn.Module):
@@ -162,7 +162,7 @@ class TestRefuses:
     def test_time_and_examples_in_one_dimension(self, mode, length):
         """Time before examples is followed; (time × examples) in one dimension is refused."""
         data = zoo.vectors(length, 5, classes=2)
-        assert private(Sequence(), data, mode)[0]._unchecked is None
+        assert private(Sequence(), data, mode)[0]._training.unchecked is None
         with pytest.raises(
             PerExampleGradientError, match=r"linear\.weight: used on data of shape \(\d+, 5\)"
         ):
@@ -284,7 +284,7 @@ class TestCannotRun:
         """It warns, and the statement says so."""
         with pytest.warns(AntiphaseWarning, match="check was not made: .*times.*probe_inputs"):
             made, _ = private(TwoInputs(), setting.data(), mode)
-        assert "missing a required argument" in made._unchecked
+        assert "missing a required argument" in made._training.unchecked
         assert "gradient check was not made" in str(made.statement())
         assert any("gradient check" in caveat for caveat in made.statement().caveats)
 
@@ -340,18 +340,18 @@ class TestProbeInputs:
         made, _ = private(
             setting.small_model(), setting.data(), probe_inputs=lambda n: torch.randn(n, 5)
         )
-        assert made._unchecked is None
+        assert made._training.unchecked is None
         keywords = {"shift": torch.ones(5)}
         made, _ = private(
             TwoInputs(), setting.data(),
             probe_inputs=lambda n: {"x": torch.randn(n, 5), "times": torch.rand(n), **keywords},
         )  # fmt: skip
-        assert made._unchecked is None
+        assert made._training.unchecked is None
         model = nn.Bilinear(5, 5, 2)
         made, _ = private(
             model, setting.data(), probe_inputs=lambda n: (torch.randn(n, 5), torch.randn(n, 5))
         )
-        assert made._unchecked is None
+        assert made._training.unchecked is None
 
     def test_replaces_the_loader(self):
         """The data set is not read."""
@@ -362,7 +362,7 @@ class TestProbeInputs:
 
         data = Broken(*setting.data().tensors)
         made, _ = private(setting.small_model(), data, probe_inputs=lambda n: torch.randn(n, 5))
-        assert made._unchecked is None
+        assert made._training.unchecked is None
 
     @pytest.mark.parametrize("mode", MODES)
     def test_examples_in_the_second_dimension(self, mode):
@@ -375,7 +375,7 @@ class TestProbeInputs:
             batch_first=False,
             probe_inputs=lambda n: torch.randn(7, n, 5),
         )
-        assert made._unchecked is None
+        assert made._training.unchecked is None
 
     def test_no_examples(self):
         with pytest.warns(AntiphaseWarning, match="no input has a dimension of examples"):
@@ -411,7 +411,7 @@ class TestLeavesEverything:
     @pytest.mark.parametrize("refused", [False, True])
     def test_as_it_was(self, mode, refused, monkeypatch):
         """Parameters, buffers, gradients, training flags and random numbers, bit for bit; also if it refuses."""
-        model, seen, check = Watched(), [], privacy_engine.check_gradients
+        model, seen, check = Watched(), [], wrapping.check_gradients
 
         def everything():
             return {
@@ -436,7 +436,7 @@ class TestLeavesEverything:
             finally:
                 seen.append(everything())
 
-        monkeypatch.setattr(privacy_engine, "check_gradients", watched)
+        monkeypatch.setattr(wrapping, "check_gradients", watched)
         if refused:
             monkeypatch.setattr("antiphase.torch.gradient_check.TOLERANCE", -1.0)
             with pytest.raises(PerExampleGradientError, match="layers"):

@@ -12,11 +12,10 @@ from torch.utils.data import DataLoader
 
 import antiphase as ap
 from antiphase.errors import HorizonError
-from antiphase.torch import PrivacyEngine, sampler_for
-from antiphase.torch import privacy_engine as private_engine
+from antiphase.torch import PrivacyEngine, sampler_for, wrapping
 from antiphase.torch.huggingface import PrivateTrainer
 from antiphase.torch.lightning import PrivacyCallback
-from antiphase.torch.release import row_of
+from antiphase.torch.noise_run import row_of
 from tests.torch import setting
 
 SIZE, BATCH, EPOCHS, RATE, CLIP = 24, 8, 2, 0.1, 0.5
@@ -48,7 +47,7 @@ def moved(before, after):
 
 def check_first_step(engine, before, after, loss_of, clip=CLIP):
     """After one step of SGD: what moved the weights is the clipped sum of single examples plus row 0, divided."""
-    release = engine._release
+    release = engine._training.release
     trainable = {name: p for name, p in before.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p) for name, p in trainable.items()}
     for i in release.batches.sampler.order[:BATCH]:
@@ -139,7 +138,7 @@ class TestLightning:
         assert float(trainer.callback_metrics["epsilon"]) == pytest.approx(
             engine.get_epsilon(1e-5), rel=1e-6
         )
-        assert (engine._release.ledger.count == EPOCHS).all()
+        assert (engine._training.release.ledger.count == EPOCHS).all()
         assert moved(before, module)
         assert not hasattr(module.net[0].weight, "grad_sample")  # no hook is left
         with pytest.raises(ValueError, match="second release"):
@@ -172,7 +171,7 @@ class TestLightning:
         callback = PrivacyCallback(engine_for(mechanism), **TARGET)
         lit_trainer(pl, [callback]).fit(lit_module(pl), lit_loader(num_workers=1))
         assert callback.engine.remaining_steps == 0
-        assert (callback.engine._release.ledger.count == EPOCHS).all()
+        assert (callback.engine._training.release.ledger.count == EPOCHS).all()
 
     @pytest.mark.parametrize(
         ("interval", "rates"), [("step", 0.5 ** np.arange(6)), ("epoch", [1, 1, 1, 0.5, 0.5, 0.5])]
@@ -236,9 +235,9 @@ class TestLightning:
         whole, expected = fit(callbacks=[saving])
         again, module = fit(tmp_path / f"step={stop}.ckpt")
         assert not moved(expected, module)
-        assert again.engine._release.drawn == 6
+        assert again.engine._training.release.drawn == 6
         assert again.engine.get_epsilon(1e-5) == whole.engine.get_epsilon(1e-5)
-        assert (again.engine._release.ledger.count == EPOCHS).all()
+        assert (again.engine._training.release.ledger.count == EPOCHS).all()
 
     def test_a_checkpoint_that_was_only_tested_is_not_gone_on_with(self, pl, tmp_path):
         class Lit(type(lit_module(pl))):
@@ -252,8 +251,8 @@ class TestLightning:
         trainer = lit_trainer(pl, [callback])
         trainer.test(module := Lit(), lit_loader(), ckpt_path=tmp_path / "done.ckpt")
         trainer.fit(module, lit_loader())
-        assert callback.engine._release.drawn == 6
-        assert (callback.engine._release.ledger.count == EPOCHS).all()
+        assert callback.engine._training.release.drawn == 6
+        assert (callback.engine._training.release.ledger.count == EPOCHS).all()
 
     def test_a_checkpoint_without_the_place_in_the_noise_is_refused(self, pl, tmp_path):
         trainer, module = lit_trainer(pl, [], max_steps=2), lit_module(pl)
@@ -379,7 +378,7 @@ class TestHuggingFace:
         assert engine.plan.steps == trainer.state.global_step == EPOCHS * SIZE // BATCH
         assert engine.remaining_steps == 0
         assert 3.9 < engine.get_epsilon(1e-5) <= 4.0
-        assert (engine._release.ledger.count == EPOCHS).all()
+        assert (engine._training.release.ledger.count == EPOCHS).all()
         assert moved(before, model)
         assert not hasattr(model.classifier.weight, "grad_sample")  # no hook is left
         assert trainer.evaluate(sentences())["eval_loss"] > 0
@@ -436,11 +435,11 @@ class TestHuggingFace:
             model = bert(hf)
             trainer = hf_trainer(hf, tmp_path, model, engine_for(), **options)
             trainer.get_train_dataloader()
-            trainer.engine._release.begin("ab" * 16)
+            trainer.engine._training.release.begin("ab" * 16)
             trainer.train()
             assert trainer.engine.remaining_steps == 0
             assert trainer.engine.plan.steps == EPOCHS * SIZE // BATCH
-            assert (trainer.engine._release.ledger.count == EPOCHS).all()
+            assert (trainer.engine._training.release.ledger.count == EPOCHS).all()
             weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
         torch.testing.assert_close(*weights, atol=1e-5, rtol=1e-4)
 
@@ -457,7 +456,7 @@ class TestHuggingFace:
             trainer.train()
         assert trainer.engine.plan.steps == 5
         assert trainer.engine.remaining_steps == 0
-        assert sorted(set(trainer.engine._release.ledger.count)) == [1, 2]
+        assert sorted(set(trainer.engine._training.release.ledger.count)) == [1, 2]
 
     @pytest.mark.parametrize(
         ("options", "reason"),
@@ -603,7 +602,7 @@ class TestTransformers:
 
     def test_the_gradient_check_passes(self, hf, kind, lora, mode, monkeypatch, shown):
         """With dropout on, in less than a second or two steps; and training goes on from there."""
-        taken, check = [], private_engine.check_gradients
+        taken, check = [], wrapping.check_gradients
 
         def timed(*args):
             start = time.perf_counter()
@@ -611,9 +610,9 @@ class TestTransformers:
             taken.append(time.perf_counter() - start)
             return found
 
-        monkeypatch.setattr(private_engine, "check_gradients", timed)
+        monkeypatch.setattr(wrapping, "check_gradients", timed)
         engine, model, made = self.private(hf, kind, lora, mode)
-        assert engine._unchecked is None
+        assert engine._training.unchecked is None
         before = copy.deepcopy(model)
         start = time.perf_counter()
         for _, batch in zip(range(2), made[-1], strict=False):

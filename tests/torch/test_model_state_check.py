@@ -6,8 +6,8 @@ from torch import nn
 
 from antiphase.errors import ModelChangedError
 from antiphase.torch.model_state_check import (
-    EVERY,
-    FIRST_STEPS,
+    ALWAYS_HASHED_STEPS,
+    HASH_INTERVAL,
     UnchangedModel,
     changed_by,
     value_hash,
@@ -45,11 +45,27 @@ def test_the_name_of_what_was_written_is_found():
         )
 
 
-@pytest.mark.parametrize("step", [0, FIRST_STEPS - 1, EVERY, 7 * EVERY])
+class Optimizer:
+    """What the guard needs of a private optimizer."""
+
+    def __init__(self, model, has_gradients=False):
+        self.original_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.has_gradients = lambda: has_gradients
+
+
+def after_steps(model, steps, has_gradients=False):
+    """The guard of a model after so many steps."""
+    unchanged = UnchangedModel(model, Optimizer(model, has_gradients))
+    for _ in range(steps):
+        unchanged.end_step()
+    return unchanged
+
+
+@pytest.mark.parametrize("step", [0, ALWAYS_HASHED_STEPS - 1, HASH_INTERVAL, 7 * HASH_INTERVAL])
 def test_writes_past_version_counters_are_found_in_the_steps_that_are_hashed(step):
     model = small_model()
-    unchanged = UnchangedModel(model, lambda: step, lambda: False)
-    unchanged.begin()
+    unchanged = after_steps(model, step)
+    unchanged.begin_forward()
     model[0].weight.data.add_(1e-3)
     with pytest.raises(ModelChangedError, match=r"0\.weight.*Nothing was released"):
         unchanged()
@@ -57,8 +73,8 @@ def test_writes_past_version_counters_are_found_in_the_steps_that_are_hashed(ste
 
 def test_writes_that_torch_counts_are_found_in_every_step():
     model = small_model()
-    unchanged = UnchangedModel(model, lambda: FIRST_STEPS + 1, lambda: False)
-    unchanged.begin()
+    unchanged = after_steps(model, ALWAYS_HASHED_STEPS + 1)
+    unchanged.begin_forward()
     unchanged()
     with torch.no_grad():
         model[0].weight.add_(1e-3)
@@ -67,13 +83,32 @@ def test_writes_that_torch_counts_are_found_in_every_step():
 
 
 def test_a_second_forward_pass_of_a_step_is_compared_with_the_first():
-    """Gradient accumulation: what the first pass wrote would otherwise be taken for the state before the second."""
+    """Gradient accumulation: the first pass may have written before the second begins."""
     model = small_model()
-    unchanged = UnchangedModel(model, lambda: 0, lambda: True)
-    unchanged.begin()
+    unchanged = after_steps(model, 0, has_gradients=True)
+    unchanged.begin_forward()
     model[0].weight.data.add_(1e-3)
     with pytest.raises(ModelChangedError):
-        unchanged.begin()
+        unchanged.begin_forward()
+
+
+def test_steps_of_the_inner_optimizer_are_counted_until_the_guard_is_removed():
+    model = small_model()
+    optimizer = Optimizer(model)
+    unchanged = UnchangedModel(model, optimizer)
+    unchanged.attach()
+    model(torch.zeros(1, 5)).sum().backward()
+    optimizer.original_optimizer.step()
+    with torch.no_grad():
+        model[0].weight.add_(1e-3)
+    model(torch.zeros(1, 5))
+    assert unchanged.changes_between_steps == 1
+    unchanged.detach()
+    optimizer.original_optimizer.step()
+    with torch.no_grad():
+        model[0].weight.add_(1e-3)
+    model(torch.zeros(1, 5))
+    assert unchanged.changes_between_steps == 1
 
 
 def test_another_tensor_under_the_same_name_is_found():
@@ -94,7 +129,7 @@ def test_changes_between_steps_are_allowed_counted_and_stated():
         training.model[0].weight.mul_(0.99)
     training.step(next(batches))
     training.step(next(batches))
-    assert training.engine._unchanged.changes_between_steps == 1
+    assert training.engine._training.unchanged_model.changes_between_steps == 1
     assert "changed parameters or buffers between steps, 1 times" in " ".join(
         str(training.engine.statement()).split()
     )

@@ -17,8 +17,9 @@ from antiphase.errors import BypassError, HorizonError, ParticipationError
 from antiphase.torch import FixedOrder, PrivacyEngine
 from antiphase.torch.clipping import clip_factors, clip_margin, example_norms, weighted_sum
 from antiphase.torch.example_mixing import MixingError, refuse_mixing
-from antiphase.torch.plan import derive, learning_rates
-from antiphase.torch.release import Release, row_of
+from antiphase.torch.noise_run import row_of
+from antiphase.torch.plan import derive_plan, planned_learning_rates
+from antiphase.torch.release import Release
 from tests.torch.setting import Training, data, epoch, make_private, small_model
 
 MODES = ["hooks", "functorch", "ghost"]
@@ -34,7 +35,7 @@ def released(training, batch):
 
 def noise(training, step):
     row = row_of(training.release, step)
-    return torch.cat([torch.from_numpy(row[name]).flatten() for name in training.release._shapes])
+    return torch.cat([torch.from_numpy(row[name]).flatten() for name in training.release.shapes])
 
 
 def naive_sum(model, batch, clip):
@@ -224,7 +225,7 @@ def test_accumulating_more_than_planned_is_noticed():
 def test_noise_is_added_in_float32_whatever_the_model_is():
     """In bfloat16 a noise of 1e-4 on a gradient of 1 would be rounded away."""
     training = Training(model=small_model(), noise_multiplier=1e-4)
-    shapes = training.release._shapes
+    shapes = training.release.shapes
     sums = [torch.ones(shape, dtype=torch.bfloat16) for shape in shapes.values()]
     training.release.batches, training.release.ledger = None, None
     training.release.guards.clear()  # which notice that
@@ -266,15 +267,18 @@ def test_the_plan_follows_the_script():
     sgd = torch.optim.SGD(
         model.parameters(), lr=0.5, momentum=0.9, nesterov=True, weight_decay=1e-3
     )
-    plan = derive(sgd, 10, epochs=3, steps=None)
-    assert (plan.steps, plan.every, plan.notes) == (30, 10, ())
+    plan = derive_plan(sgd, 10, epochs=3, steps=None)
+    assert (plan.steps, plan.steps_per_epoch, plan.notes) == (30, 10, ())
     assert plan.workload.nesterov
     assert (plan.workload.momentum, plan.workload.weight_decay) == (0.9, 1e-3)
     assert plan.participation.describe() == "3 epochs of 10 steps"
-    assert derive(sgd, 10, epochs=1, steps=None).participation.describe() == "once"
-    assert derive(sgd, 10, epochs=None, steps=25).participation.describe() == "3 epochs of 10 steps"
+    assert derive_plan(sgd, 10, epochs=1, steps=None).participation.describe() == "once"
+    assert (
+        derive_plan(sgd, 10, epochs=None, steps=25).participation.describe()
+        == "3 epochs of 10 steps"
+    )
     with pytest.raises(TypeError, match="planned ahead"):
-        derive(sgd, 10, epochs=None, steps=None)
+        derive_plan(sgd, 10, epochs=None, steps=None)
 
 
 @pytest.mark.parametrize("every", ["step", "epoch"])
@@ -292,7 +296,7 @@ def test_a_scheduler_is_read_ahead_without_a_trace(every):
         optimizer = torch.optim.SGD(small_model().parameters(), lr=0.5, momentum=0.9)
         scheduler = make(optimizer)
         before = repr(scheduler.state_dict()), repr(optimizer.state_dict())
-        ahead = learning_rates(optimizer, scheduler, 30, every, 10)
+        ahead = planned_learning_rates(optimizer, scheduler, 30, every, 10)
         assert (repr(scheduler.state_dict()), repr(optimizer.state_dict())) == before
         real = []
         for t in range(30):
@@ -303,7 +307,7 @@ def test_a_scheduler_is_read_ahead_without_a_trace(every):
         np.testing.assert_allclose(ahead, real)
     plateau = schedulers.ReduceLROnPlateau(optimizer)
     with pytest.raises(ValueError, match="not known ahead"):
-        learning_rates(optimizer, plateau, 5, every, 1)
+        planned_learning_rates(optimizer, plateau, 5, every, 1)
 
 
 def test_other_optimizers_are_noted():
@@ -369,7 +373,7 @@ def test_what_is_not_covered_is_refused():
         PrivacyEngine(secure_mode=True)
     with pytest.raises(ValueError, match="adaptive"):
         Training(clipping="adaptive")
-    with pytest.raises(ValueError, match="is not there"):
+    with pytest.raises(ValueError, match="is not supported"):
         Training(mode="ghost", clipping="per_layer", max_grad_norm=[1.0] * 4)
     with pytest.raises(TypeError, match="no such option"):
         Training(target_unclipped_quantile=0.5)
@@ -708,7 +712,9 @@ def test_a_delta_that_promises_little_is_noted(mechanism):
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "data_loader": loader,
     }
-    with pytest.warns(UserWarning, match="whoever publishes one of them whole keeps this promise"):
+    with pytest.warns(
+        UserWarning, match="publishing one whole record would satisfy this guarantee"
+    ):
         PrivacyEngine(mechanism=mechanism).make_private_with_epsilon(
             **parts, target_delta=0.05, **target
         )

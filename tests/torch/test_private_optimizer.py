@@ -8,7 +8,7 @@ from opacus.layers import DPGRU, DPLSTM, DPRNN, DPMultiheadAttention, SequenceBi
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from antiphase.torch.release import row_of
+from antiphase.torch.noise_run import row_of
 from tests.torch.setting import Training
 
 pytestmark = pytest.mark.slow  # seconds each; `make check` has test_engine.py

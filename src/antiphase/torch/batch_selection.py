@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -229,6 +230,13 @@ class BallsInBins(BatchSampler):
 OURS = (FixedOrder, CyclicPoisson, BallsInBins)  # which can be kept, and gone on with
 
 
+@dataclass
+class StepCounter:
+    """The number of steps released so far, shared by the release and the batch sampler."""
+
+    position: int = 0
+
+
 class Recorded(BatchSampler):
     """A batch sampler that remembers what it drew, until the training step takes it.
 
@@ -238,12 +246,9 @@ class Recorded(BatchSampler):
     other: see `take`.
     """
 
-    position: Callable[[], int] | None = (
-        None  # of the release, which is given by whoever samples for amplification
-    )
-
-    def __init__(self, sampler: Any, batch_size: int) -> None:
+    def __init__(self, sampler: Any, batch_size: int, steps: StepCounter | None = None) -> None:
         self.sampler: Any = sampler
+        self.steps = steps  # given if batches are sampled for amplification, one for each step
         self.batch_size = batch_size
         self.drop_last = bool(getattr(sampler, "drop_last", False))
         self._drawn: deque[tuple[int | None, list[int]]] = (
@@ -259,7 +264,7 @@ class Recorded(BatchSampler):
         self._drawn.clear()
         self._hands_over = False
         self._handed.clear()  # batches of an earlier pass that no step used: an evaluation, or a loop that was left
-        step = None if self.position is None else self.position()
+        step = None if self.steps is None else self.steps.position
         if step is not None:
             self.sampler.begin(step)  # whatever was drawn, and not used, since the last step
         for batch in self.sampler:
@@ -284,12 +289,12 @@ class Recorded(BatchSampler):
             not self._hands_over and self._drawn and sum(len(batch) for _, batch in taken) < count
         ):
             taken.append(self._drawn.popleft())
-        if self.position is not None and any(
-            batch and step != self.position() for step, batch in taken
+        if self.steps is not None and any(
+            batch and step != self.steps.position for step, batch in taken
         ):
             # PRIVACY: what was analysed is that step t has a sample of its own; no ε is known for another one.   [G9]
             raise ParticipationError(
-                f"step {self.position()}: the batch was drawn for another step. Nothing was released. Take every batch "
+                f"step {self.steps.position}: the batch was drawn for another step. Nothing was released. Take every batch "
                 "of the loader that make_private returned in one step, in the order that it gives them"
             )
         found = np.array([index for _, batch in taken for index in batch], dtype=np.int64)
@@ -329,7 +334,9 @@ def sampler_for(mechanism: Mechanism, size: int) -> CyclicPoisson | BallsInBins:
     )
 
 
-def sampled_loader(loader: DataLoader[Any], mechanism: Mechanism) -> PrivateLoader:
+def sampled_loader(
+    loader: DataLoader[Any], mechanism: Mechanism, steps: StepCounter
+) -> PrivateLoader:
     """``loader`` with its batches recorded, if they are what the mechanism's amplification is for; refused if not."""
     sampler: Any = loader.batch_sampler
     if isinstance(sampler, Recorded):
@@ -342,7 +349,7 @@ def sampled_loader(loader: DataLoader[Any], mechanism: Mechanism) -> PrivateLoad
             "about in another way. Use DataLoader(dataset, batch_sampler=antiphase.torch.sampler_for(mechanism, "
             'len(dataset))); or calibrate for sampler="fixed-order"'
         )
-    return _recorded(loader, sampler, sampler.batch_size)
+    return _recorded(loader, sampler, sampler.batch_size, steps)
 
 
 def fixed_order_loader(loader: DataLoader[Any]) -> PrivateLoader:
@@ -375,13 +382,15 @@ def fixed_order_loader(loader: DataLoader[Any]) -> PrivateLoader:
     return _recorded(loader, sampler, batch_size)
 
 
-def _recorded(loader: DataLoader[Any], sampler: Any, batch_size: int) -> PrivateLoader:
+def _recorded(
+    loader: DataLoader[Any], sampler: Any, batch_size: int, steps: StepCounter | None = None
+) -> PrivateLoader:
     options: dict[str, Any] = (
         {"prefetch_factor": loader.prefetch_factor} if loader.num_workers else {}
     )
     return PrivateLoader(
         loader.dataset,
-        batch_sampler=Recorded(sampler, batch_size),
+        batch_sampler=Recorded(sampler, batch_size, steps),
         num_workers=loader.num_workers,
         collate_fn=_Collate(loader),
         pin_memory=loader.pin_memory,

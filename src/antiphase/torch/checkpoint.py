@@ -1,189 +1,209 @@
-"""Checkpoints: safetensors and JSON with a digest, written whole or not at all; nothing in them runs."""
+"""Save and resume private trainings, in files that are checked by a digest and run no code."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
+import copy
 from typing import Any
 
-import numpy as np
 import torch
 
 from antiphase._util import files
-from antiphase.errors import (
-    AntiphaseWarning,
-    FileFormatError,
-    KeyFileError,
-    ParticipationError,
-    StateError,
-)
+from antiphase.errors import FileFormatError, KeyFileError, ParticipationError, StateError
 from antiphase.factorizations.base import MALFORMED
 from antiphase.torch import distributed
+from antiphase.torch.batch_selection import OURS, FixedOrder, Recorded
 from antiphase.torch.release import Release
+from antiphase.torch.tensor_packing import pack, unpack, with_arrays, with_tensors
+from antiphase.torch.user_warnings import warn
+from antiphase.torch.wrapping import PrivateTraining
+
+REFUSALS = (FileFormatError, KeyFileError, StateError, ParticipationError)
 
 
 def save(
+    training: PrivateTraining,
     path: Any,
     module: Any,
     optimizer: Any,
     scheduler: Any,
-    release: Release,
-    order: Any,
-    more: dict[str, Any],
+    extra: dict[str, Any],
 ) -> None:
-    """Everything that going on needs but the key, and ``more`` of the user's: plain values and tensors."""
-    tensors: dict[str, Any] = {}
+    """Write everything that is needed to resume, but the key.
+
+    Args:
+        training: has ledgers, position and the order of batches.
+        path: of the file; process r > 0 adds ``.r``.
+        module: whose parameters and buffers are kept.
+        optimizer: whose state is kept, or None.
+        scheduler: whose state is kept, or None.
+        extra: plain values and tensors of the user's.
+
+    Raises:
+        TypeError: if ``extra`` or a state holds other values.
+    """
+    release, tensors = training.release, dict[str, Any]()
     content = {
         "what": "checkpoint",
-        "module": _packed(module.state_dict(), tensors),
-        "optimizer": None if optimizer is None else _packed(optimizer.state_dict(), tensors),
-        "scheduler": None if scheduler is None else _packed(scheduler.state_dict(), tensors),
-        "random": _packed(torch.get_rng_state(), tensors),
-        "release": _packed(release.state(), tensors),
-        "order": _packed(order, tensors),
-        "more": _packed(more, tensors),
+        "module": pack(module.state_dict(), tensors),
+        "optimizer": None if optimizer is None else pack(optimizer.state_dict(), tensors),
+        "scheduler": None if scheduler is None else pack(scheduler.state_dict(), tensors),
+        "random": pack(torch.get_rng_state(), tensors),
+        "release": pack(release.state(), tensors),
+        "order": pack(_batch_order(release.batches), tensors),
+        "more": pack(extra, tensors),
         "tensors": tensors,
     }
     # PRIVACY: it says who took part, and with sampled batches who will.   [G11]
-    files.write(_own_file(path, release), content, secret=True)
+    files.write(_path_of_process(path, release), content, secret=True)
 
 
 def load(
+    training: PrivateTraining,
     path: Any,
     module: Any,
     optimizer: Any,
     scheduler: Any,
-    release: Release,
-    go_on: Callable[[Any, Any], None],
+    *,
+    fresh_noise: bool,
 ) -> dict[str, Any]:
-    """Put everything back; ``go_on`` is called with the state of the release and the order of the batches first.
+    """Resume from a file of `save`.
 
-    Returns what `save` was given as ``more``.
+    Guarantee: the file is checked against its digest before anything is changed, and nothing in it
+    is executed.   [G6]
 
-    Guarantee: the file is checked against its digest before anything is changed, and nothing in it is executed.   [G6]
+    Args:
+        training: made by the same arguments.
+        path: of the file.
+        module: gets the parameters and buffers that were saved.
+        optimizer: gets the state that was saved, or None.
+        scheduler: gets the state that was saved, or None.
+        fresh_noise: whether the steps after it get noise of a new run, a second release.
+
+    Returns:
+        What `save` was given as ``extra``.
+
+    Raises:
+        FileFormatError: if the file is damaged, or of another model.
+        StateError: if it is of another mechanism, process or run.
+        KeyFileError: if it is of another key, or there is no record of its releases.
+        ParticipationError: if the ledger is of other data.
     """
-    path = _own_file(path, release)
+    path = _path_of_process(path, training.release)
     content = files.read(path)
     try:
         if content["what"] != "checkpoint":
             raise FileFormatError(f"{path}: holds a {content['what']!r}, not a checkpoint")
-        tensors = content["tensors"] | {
-            "like": next(filter(distributed.is_shard, module.parameters()), None)
-        }
-        more: dict[str, Any] = _unpacked(content["more"], tensors)
-        go_on(_unpacked(content["release"], tensors), _unpacked(content["order"], tensors))
+        tensors = content["tensors"]
+        like = next(filter(distributed.is_shard, module.parameters()), None)
+
+        def restored(name: str) -> Any:
+            return unpack(content[name], tensors, like)
+
+        extra: dict[str, Any] = restored("more")
+        resume(training, restored("release"), restored("order"), fresh_noise=fresh_noise)
         try:
-            module.load_state_dict(_unpacked(content["module"], tensors))
+            module.load_state_dict(restored("module"))
         except RuntimeError as error:  # torch's, for names and shapes that are not the model's
             raise FileFormatError(f"{path}: is of another model ({error})") from error
         if optimizer is not None and content["optimizer"] is not None:
-            optimizer.load_state_dict(_unpacked(content["optimizer"], tensors))
+            optimizer.load_state_dict(restored("optimizer"))
         if scheduler is not None and content["scheduler"] is not None:
-            scheduler.load_state_dict(_unpacked(content["scheduler"], tensors))
-        torch.set_rng_state(_unpacked(content["random"], tensors))
-        return more
-    except (FileFormatError, KeyFileError, StateError, ParticipationError):
+            scheduler.load_state_dict(restored("scheduler"))
+        torch.set_rng_state(restored("random"))
+        return extra
+    except REFUSALS:
         raise
     except MALFORMED as error:
         raise FileFormatError(f"{path}: not a valid checkpoint ({error})") from error
 
 
-def with_tensors(item: Any) -> Any:
-    """``item`` with tensors for arrays, which ``torch.load(…, weights_only=True)`` takes; `with_arrays` undoes it."""
-    if isinstance(item, dict):
-        return {name: with_tensors(part) for name, part in item.items()}
-    return torch.from_numpy(item.copy()) if isinstance(item, np.ndarray) else item
+def state_dict(training: PrivateTraining) -> dict[str, Any]:
+    """Position in the noise, ledger, order of batches and torch's generator, as tensors."""
+    state: dict[str, Any] = with_tensors(
+        {
+            "release": training.release.state(),
+            "order": _batch_order(training.release.batches),
+            "random": torch.get_rng_state(),
+        }
+    )
+    return state
 
 
-def with_arrays(item: Any) -> Any:
-    if isinstance(item, dict):
-        return {name: with_arrays(part) for name, part in item.items()}
-    return item.numpy().copy() if isinstance(item, torch.Tensor) else item
+def load_state_dict(training: PrivateTraining, state: dict[str, Any], *, fresh_noise: bool) -> None:
+    """Resume from what `state_dict` returned.
+
+    Raises:
+        StateError: if it is not the state of an engine, or of another mechanism, process or run.
+        KeyFileError: if it is of another key, or there is no record of its releases.
+        ParticipationError: if the ledger is of other data.
+    """
+    try:
+        arrays = with_arrays(state)
+        torch.Generator().set_state(state["random"])  # raises before anything is changed
+        resume(training, arrays["release"], arrays["order"], fresh_noise=fresh_noise)
+        torch.set_rng_state(state["random"])
+    except REFUSALS:
+        raise
+    except (*MALFORMED, RuntimeError) as error:
+        raise StateError(f"this is not the state of an engine ({error})") from error
 
 
-def _own_file(path: Any, release: Release) -> Any:
-    """Each process has a ledger and random state of its own, and so a file of its own."""
-    return f"{path}.{release.group.rank}" if release.group.rank else path
+def resume(training: PrivateTraining, state: Any, order: Any, *, fresh_noise: bool) -> None:
+    """Go to the place in noise and batches where ``state`` and ``order`` were taken.
+
+    Args:
+        training: made by the same arguments.
+        state: of the release.
+        order: of the batches.
+        fresh_noise: whether the steps after it get noise of a new run.
+
+    Raises:
+        StateError: if state or order are of another training; nothing was changed then.
+    """
+    release, plan = training.release, training.plan
+    sampler: Any = getattr(release.batches, "sampler", None)
+    if isinstance(sampler, OURS):
+        copy.copy(sampler).restore(order, 0)  # raises before anything is changed
+    release.restore(state, fresh_noise)
+    if isinstance(sampler, OURS):
+        position = release.position
+        if isinstance(sampler, FixedOrder):
+            position = position % plan.steps_per_epoch * plan.accumulation
+        sampler.restore(order, position)
+        training.frozen_settings.accept_sampler()
 
 
-def only_scheduler(more: dict[str, Any]) -> Any:
-    """The one further argument there is; Opacus' others do not apply."""
-    scheduler = more.pop("scheduler", None)
-    given = sorted(name for name, value in more.items() if value is not None)
+def take_scheduler(options: dict[str, Any]) -> Any:
+    """The scheduler among further arguments; Opacus' others do not apply.
+
+    Raises:
+        TypeError: if another argument is given.
+    """
+    scheduler = options.pop("scheduler", None)
+    given = sorted(name for name, value in options.items() if value is not None)
     if given:
         raise TypeError(
-            f"{given}: a checkpoint of a planned mechanism takes module, optimizer, scheduler and checkpoint_dict"
+            f"{given}: a checkpoint of a planned mechanism takes module, optimizer, scheduler and "
+            "checkpoint_dict"
         )
     return scheduler
 
 
 def warn_of_lost_key(release: Release) -> None:
-    """Say at save time that the checkpoint is of no use once the process has ended, and how to keep the key."""
+    """Warn that no other process can resume from a checkpoint whose key is in memory alone."""
     if release.key.path is None and not release.key.is_insecure:
-        warnings.warn(
-            "save_checkpoint: the key of this run is in memory alone, so that no other process can go on from this "
-            'checkpoint. Keep the key in a file from the start: PrivacyEngine(key="path") creates or loads it',
-            AntiphaseWarning,
-            stacklevel=3,
+        warn(
+            "save_checkpoint: the key of this run is in memory alone, so that no other process can "
+            "go on from this checkpoint. Keep the key in a file from the start: "
+            'PrivacyEngine(key="path") creates or loads it'
         )
 
 
-def _packed(item: Any, tensors: dict[str, Any]) -> Any:
-    """``item`` as JSON, with arrays and tensors set aside under a number."""
-    if distributed.is_shard(item):
-        return {"$": "shard", "shape": list(item.shape), "part": _packed(item.to_local(), tensors)}
-    if isinstance(item, torch.Tensor | np.ndarray):
-        name = str(len(tensors))
-        kind = "numpy"
-        if isinstance(item, torch.Tensor):
-            kind = str(item.dtype).removeprefix("torch.")
-            item = item.detach().cpu()
-            item = (item.view(torch.int16) if item.dtype is torch.bfloat16 else item).numpy()
-        tensors[name] = item
-        return {"$": "tensor", "name": name, "type": kind, "shape": list(item.shape)}
-    if isinstance(item, dict):
-        return {
-            "$": "dict",
-            "items": [[_packed(k, tensors), _packed(v, tensors)] for k, v in item.items()],
-        }
-    if isinstance(item, list | tuple | set):
-        kind = type(item).__name__ if type(item) in (list, tuple, set) else "tuple"
-        return {"$": kind, "items": [_packed(part, tensors) for part in item]}
-    if isinstance(item, np.generic):
-        return item.item()
-    if item is None or isinstance(item, bool | int | float | str):
-        return _json_number(item)
-    raise TypeError(
-        f"a {type(item).__name__} cannot be kept in a checkpoint that runs nothing: {item!r}"
-    )
+def _batch_order(batches: Recorded | None) -> Any:
+    sampler = getattr(batches, "sampler", None)
+    return sampler.state() if isinstance(sampler, OURS) else None
 
 
-def _json_number(item: Any) -> Any:
-    """JSON has no infinities."""
-    if isinstance(item, float) and not np.isfinite(item):
-        return {"$": "float", "value": str(item)}
-    return item
-
-
-def _unpacked(item: Any, tensors: dict[str, Any]) -> Any:
-    if not isinstance(item, dict):
-        return item
-    kind = item["$"]
-    if kind == "tensor":
-        # Each was given a name of its own; a second use could make many copies of one tensor.
-        array = tensors.pop(item["name"]).reshape(item["shape"])
-        if item["type"] == "numpy":
-            return array
-        tensor = torch.from_numpy(np.array(array))
-        return tensor.view(torch.bfloat16) if item["type"] == "bfloat16" else tensor
-    if kind == "shard":
-        return distributed.as_shard(
-            _unpacked(item["part"], tensors), tensors["like"], item["shape"]
-        )
-    if kind == "float":
-        return float(item["value"])
-    if kind == "dict":
-        return {_unpacked(k, tensors): _unpacked(v, tensors) for k, v in item["items"]}
-    return {"list": list, "tuple": tuple, "set": set}[kind](
-        _unpacked(part, tensors) for part in item["items"]
-    )
+def _path_of_process(path: Any, release: Release) -> Any:
+    """Each process has a ledger and random state of its own, and so a file of its own."""
+    return f"{path}.{release.group.rank}" if release.group.rank else path

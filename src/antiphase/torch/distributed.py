@@ -174,6 +174,19 @@ class Group:
                 "arguments"
             )
 
+    def agreed_key(self, key: Key | None) -> Key:
+        """The key of all processes; a new one if there is one process and no key."""
+        if key is None:
+            self.require_same("key", None)
+            if self.world > 1:
+                raise ValueError(
+                    "key = None: several processes need the same key; give key=Key.load(path) to "
+                    "each"
+                )
+            return Key.generate()
+        self.require_same("key", key.fingerprint())
+        return key
+
     def share(self, loader: Any) -> None:
         """Give each process its part of every batch of ``loader``, in rank 0's order.
 

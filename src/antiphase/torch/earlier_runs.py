@@ -71,7 +71,7 @@ def on_same_data(key: Key, data: str | None, run: str) -> list[EarlierRun]:
     return found
 
 
-def described(mechanism: Mechanism) -> dict[str, Any]:
+def composition_record(mechanism: Mechanism) -> dict[str, Any]:
     """What to note with a run, so that a later one can say what the two come to together."""
     mu = mechanism.mu()
     if mu is not None:
@@ -96,7 +96,7 @@ def combined_epsilon(
             for other in others
         ]
         return mechanism.epsilon_of_runs([*own, *rows], delta)
-    each = [described(mechanism)] * len(own) + [other.about for other in others]
+    each = [composition_record(mechanism)] * len(own) + [other.about for other in others]
     try:
         if all("mu" in one for one in each):
             mu = math.sqrt(sum(float(one["mu"]) ** 2 for one in each))
@@ -107,7 +107,7 @@ def combined_epsilon(
         return None
 
 
-def in_words(epsilon: float | None, delta: float) -> str:
+def describe_combined(epsilon: float | None, delta: float) -> str:
     if epsilon is None:
         return "what they come to together cannot be stated, since one of them has no composition with the others"
     return f"together they are ({rounded_up(epsilon)}, {delta:g})-differentially private"

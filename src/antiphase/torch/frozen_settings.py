@@ -1,4 +1,4 @@
-"""Settings that the promise rests on are frozen by make_private; a step after one was changed is refused."""
+"""Guards that refuse a step after a setting that privacy depends on was changed."""
 
 from __future__ import annotations
 
@@ -14,33 +14,39 @@ from antiphase.torch.batch_selection import OURS
 from antiphase.torch.distributed import plain
 
 SCALARS = (bool, int, float, str, type(None))
-# What training itself changes, or what nothing that is released depends on.
+# Attributes that training itself changes, or that nothing released depends on.
 VOLATILE = {
-    "training",
-    "examples",
-    "bad_examples",
-    "pending",
-    "first",
-    "step_hook",
-    "generator",
-    "secure_mode",
-}
-VOLATILE |= {"release"}  # see `ReleasedOnce`
+    "training", "examples", "bad_examples", "pending", "first", "step_hook", "generator",
+    "secure_mode", "release",  # for release see `ReleasedOnce`
+}  # fmt: skip
 OVERRIDABLE = {"step", "zero_grad"}  # schedulers and trainers of torch wrap these
-RELEASE = ("mechanism", "key", "divisor", "batches", "ledger", "group", "data", "most_examples")
-LOADER = ("dataset", "batch_sampler", "collate_fn")
+RELEASE_SETTINGS = (
+    "mechanism", "key", "divisor", "batches", "ledger", "group", "data", "most_examples", "steps",
+)  # fmt: skip
+LOADER_SETTINGS = ("dataset", "batch_sampler", "collate_fn")
+MAX_VALUE_LENGTH = 200  # characters of a value in a message
 REMEDY = (
-    "Nothing was released. Undo the change, or call make_private again with the new value: on an engine of its own if "
-    "this one has released steps"
+    "Nothing was released. Undo the change, or call make_private again with the new value: on an "
+    "engine of its own if this one has released steps"
 )
 
 
 class FrozenSettings:
-    """A snapshot of every setting that the promise rests on; calling it raises if one has changed since.
+    """Guard that compares every setting that privacy depends on with its value in make_private.
 
-    Learning rates and other options of the inner optimizer may change: privacy does not rest on them.
+    Learning rates and other options of the inner optimizer may change: privacy does not depend on
+    them.
 
-    Guarantee: a changed clip norm, divisor, noise, parameter list, optimizer or sampler releases nothing.   [G16]
+    Guarantee: a changed clip norm, divisor, noise, parameter list, optimizer or sampler releases
+    nothing.   [G16]
+
+    Args:
+        module: the user's model.
+        wrapped: the model as make_private returns it.
+        optimizer: the private optimizer.
+        release: adds the noise.
+        loader: the private loader.
+        criterion: the loss of ghost clipping, or None.
     """
 
     def __init__(
@@ -52,44 +58,49 @@ class FrozenSettings:
         release: Any,
         loader: Any,
         criterion: Any,
-    ):
+    ) -> None:
         names = {id(p): name for name, p in plain(module).named_parameters()}
         self._groups: dict[str, Callable[[], dict[str, Any]]] = {
-            "optimizer": lambda: _settings(optimizer) | _inner(optimizer, names),
+            "optimizer": lambda: _settings(optimizer) | _inner_optimizer(optimizer, names),
             "module": lambda: _settings(wrapped) | _parameters(module),
-            "criterion": lambda: (
-                {} if criterion is None else _settings(criterion) | _reduction(criterion)
-            ),
+            "criterion": lambda: {} if criterion is None else _criterion(criterion),
             "release": lambda: (
-                {name: getattr(release, name) for name in RELEASE}
-                | {"shapes": dict(release._shapes)}
+                {name: getattr(release, name) for name in RELEASE_SETTINGS}
+                | {"shapes": dict(release.shapes)}
             ),
-            "loader": lambda: {name: getattr(loader, name, None) for name in LOADER},
+            "loader": lambda: {name: getattr(loader, name, None) for name in LOADER_SETTINGS},
             "sampler": lambda: _sampler(release.batches),
         }
         self._before = {name: read() for name, read in self._groups.items()}
 
     def __call__(self) -> None:
+        """Compare all settings.
+
+        Raises:
+            SettingsError: with the name of the first setting that has changed.
+        """
         for group, read in self._groups.items():
             before, now = self._before[group], read()
-            names = (
-                before if before.keys() == now.keys() else [*before, *(now.keys() - before.keys())]
-            )
-            for name in names:
+            for name in before | now:
+                old, new = before.get(name, _MISSING), now.get(name, _MISSING)
                 # PRIVACY: the noise is scaled for these values, and ε was computed for them.   [G16]
-                if not _same(before.get(name, _MISSING), now.get(name, _MISSING)):
+                if not _same(old, new):
                     raise SettingsError(
-                        f"{group}.{name} was {_shown(before.get(name, _MISSING), 'a')} when make_private planned the "
-                        f"noise, and is now {_shown(now.get(name, _MISSING), 'another')}. {REMEDY}"
+                        f"{group}.{name} was {_shown(old, 'a')} when make_private planned the "
+                        f"noise, and is now {_shown(new, 'another')}. {REMEDY}"
                     )
 
     def accept_sampler(self) -> None:
-        """Take the sampler's state as it is now: a checkpoint was restored."""
+        """Take the sampler's state as it is now, after a checkpoint was restored."""
         self._before["sampler"] = self._groups["sampler"]()
 
 
 class ReleasedOnce:
-    """A hook before each step of the inner optimizer: every one needs a release of its own."""
+    """Pre-step hook of the inner optimizer that requires a release of its own for each step.
+
+    Args:
+        release: counts its releases.
+    """
 
     def __init__(self, release: Any) -> None:
         self._release, self._before = release, release.releases
@@ -99,8 +110,9 @@ class ReleasedOnce:
         # PRIVACY: gradients that did not pass through the release have no noise.   [G16]
         if now <= self._before:
             raise BypassError(
-                "the inner optimizer was about to step without a release of its own, past clipping and noise. The "
-                "model was not changed. Call step() of the optimizer that make_private returned, as it was returned"
+                "the inner optimizer was about to step without a release of its own, past clipping "
+                "and noise. The model was not changed. Call step() of the optimizer that "
+                "make_private returned, as it was returned"
             )
         self._before = now
 
@@ -114,33 +126,29 @@ _MISSING = _Missing()
 
 
 def _settings(item: Any) -> dict[str, Any]:
-    """The public attributes of an object but those that training changes, and methods that were replaced."""
-    found: dict[str, Any] = {}
+    """Public attributes of an object that training does not change, and methods that were replaced."""
+    settings: dict[str, Any] = {}
     kind: Any = type(item)
     for name, value in vars(item).items():
-        shadows, public = _kind_of_name(kind, name)
-        if shadows or (public and not isinstance(value, torch.Tensor)):
-            found[name] = (
-                list(value) if isinstance(value, list) and _is_plain_list(value) else value
-            )
+        replaces_method, is_setting = _classify(kind, name)
+        if replaces_method or (is_setting and not isinstance(value, torch.Tensor)):
+            # A copy of a list of numbers, so that changes in place are noticed.
+            copied = isinstance(value, list) and all(isinstance(part, SCALARS) for part in value)
+            settings[name] = list(value) if copied else value
     if isinstance(item, nn.Module):
-        found["modules"] = list(item.children())
-    return found
+        settings["modules"] = list(item.children())
+    return settings
 
 
 @functools.cache
-def _kind_of_name(kind: type, name: str) -> tuple[bool, bool]:
-    """Whether an attribute of this class hides a method, and whether it is a setting."""
+def _classify(kind: type, name: str) -> tuple[bool, bool]:
+    """Whether an attribute of an instance hides a method of the class; whether it is a setting."""
     hides = callable(getattr(kind, name, None))
     volatile = VOLATILE | set(getattr(kind, "VOLATILE", ()))
     return hides and name not in OVERRIDABLE, name[0] != "_" and name not in volatile and not hides
 
 
-def _is_plain_list(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(part, SCALARS) for part in value)
-
-
-def _inner(optimizer: Any, names: dict[int, str]) -> dict[str, Any]:
+def _inner_optimizer(optimizer: Any, names: dict[int, str]) -> dict[str, Any]:
     groups = [list(group["params"]) for group in optimizer.param_groups]
     return {
         "class": type(optimizer),
@@ -153,31 +161,26 @@ def _inner(optimizer: Any, names: dict[int, str]) -> dict[str, Any]:
 
 def _parameters(module: nn.Module) -> dict[str, Any]:
     """Every parameter with its identity and whether it is trained."""
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, p in plain(module).named_parameters():
-        found[name] = p
-        found[f"{name}.requires_grad"] = p.requires_grad
-    return found
+        parameters[name] = p
+        parameters[f"{name}.requires_grad"] = p.requires_grad
+    return parameters
 
 
-def _reduction(criterion: Any) -> dict[str, Any]:
-    return {
-        "criterion.reduction": getattr(getattr(criterion, "criterion", None), "reduction", None)
-    }
+def _criterion(criterion: Any) -> dict[str, Any]:
+    inner = getattr(criterion, "criterion", None)
+    return _settings(criterion) | {"criterion.reduction": getattr(inner, "reduction", None)}
 
 
 def _sampler(batches: Any) -> dict[str, Any]:
     if batches is None:
         return {}
-    found = {
-        "sampler": batches.sampler,
-        "batch_size": batches.batch_size,
-        "position": batches.position,
-    }
+    settings = {name: getattr(batches, name) for name in ("sampler", "batch_size", "steps")}
     if not isinstance(batches.sampler, OURS):
-        return found  # the ledger watches what a sampler of the user's draws
+        return settings  # the ledger watches what a sampler of the user's draws
     own = {n: v for n, v in vars(batches.sampler).items() if n[0] != "_" and n not in VOLATILE}
-    return found | {f"sampler.{name}": value for name, value in own.items()}
+    return settings | {f"sampler.{name}": value for name, value in own.items()}
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -192,11 +195,11 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _shown(value: Any, article: str) -> str:
-    """A value as far as it may be seen: no tensor, no data."""
+    """A value as text, without tensors or data."""
     if isinstance(value, (*SCALARS, _Missing)):
         return repr(value)
     if isinstance(value, type):
         return f"the class {value.__name__}"
     flat = isinstance(value, list | tuple) and all(isinstance(v, (*SCALARS, list)) for v in value)
     text = repr(value) if flat else f"{article} {type(value).__name__}"
-    return text if len(text) <= 200 else text[:200] + "…"
+    return text if len(text) <= MAX_VALUE_LENGTH else text[:MAX_VALUE_LENGTH] + "…"

@@ -1,11 +1,10 @@
-"""What a training script says without being asked: how many steps, who takes part when, what the optimizer computes."""
+"""Steps, participation, workload and noise of a training, read from the training script."""
 
 from __future__ import annotations
 
 import copy
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,39 +14,92 @@ import torch
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
 from antiphase.design import design
-from antiphase.errors import AntiphaseWarning
 from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.participation import Epochs, Once, Participation
+from antiphase.torch.request import Request
+from antiphase.torch.user_warnings import warn
 from antiphase.workload import Workload
 
-HEURISTIC = (
-    "{name} is not linear in the gradients, so the noise is designed for prefix sums: privacy is exact, and the "
-    "design is a heuristic"
+NONLINEAR_OPTIMIZER = (
+    "{name} is not linear in the gradients, so the noise is designed for prefix sums: privacy is "
+    "exact, and the design is a heuristic"
+)
+UNEQUAL_GROUPS = (
+    "the parameter groups differ; the noise is designed for the first group's options. Privacy is "
+    "exact"
 )
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Steps, participation and workload, and what had to be assumed."""
+class TrainingPlan:
+    """What a training computes and who takes part when.
+
+    Attributes:
+        workload: what the optimizer computes from the gradients.
+        participation: in which steps one example may take part.
+        steps_per_epoch: steps of one pass over the data.
+        accumulation: batches of one step.
+        notes: approximations that the design rests on; privacy does not.
+        learning_rates: of each step, as designed for; None if the design does not depend on them.
+    """
 
     workload: Workload
     participation: Participation
-    every: int  # steps an epoch
-    accumulation: int  # batches a step
+    steps_per_epoch: int
+    accumulation: int
     notes: tuple[str, ...]
-    rates: Array | None = (
-        None  # learning rates that the noise was designed for; None where they do not matter
-    )
+    learning_rates: Array | None = None
 
     @property
     def steps(self) -> int:
+        """Number of steps."""
         return self.workload.steps
 
 
-def derive(
+def plan_training(mechanism: str | Factorization | Mechanism, request: Request) -> TrainingPlan:
+    """Derive the plan of a training, and warn of approximations.
+
+    Args:
+        mechanism: the name of a design, or a factorization or mechanism that exists already.
+        request: the arguments of `make_private`.
+
+    Raises:
+        ValueError: if a given mechanism has another number of steps than the training.
+    """
+    given = mechanism.factorization if isinstance(mechanism, Mechanism) else mechanism
+    factorization = given if isinstance(given, Factorization) else None
+    steps, participation = request.steps, request.participation
+    if factorization is not None:
+        participation = factorization.participation
+        if not request.has_length:
+            steps = factorization.steps
+    plan = derive_plan(
+        request.inner_optimizer,
+        _batches_per_epoch(request.data_loader, factorization),
+        epochs=request.epochs,
+        steps=steps,
+        scheduler=request.scheduler,
+        scheduler_every=request.scheduler_every,
+        accumulation=request.gradient_accumulation_steps,
+        participation=participation if isinstance(participation, Participation) else None,
+    )
+    if factorization is not None:
+        if plan.steps != factorization.steps:
+            raise ValueError(
+                f"the mechanism is for {factorization.steps} steps, and training has {plan.steps}"
+            )
+        plan = replace(plan, workload=factorization.workload)
+        if factorization.workload.learning_rates is None:
+            plan = replace(plan, learning_rates=None)
+    for note in plan.notes:
+        warn(note)
+    return plan
+
+
+def derive_plan(
     optimizer: Any,
-    batches: int,
+    batches_per_epoch: int,
     *,
     epochs: int | None,
     steps: int | None,
@@ -55,185 +107,172 @@ def derive(
     scheduler_every: str = "step",
     accumulation: int = 1,
     participation: Participation | None = None,
-) -> Plan:
-    """The plan for ``epochs`` passes over a loader of ``batches`` batches, or for ``steps`` steps."""
+) -> TrainingPlan:
+    """Derive the plan of ``epochs`` passes over a loader, or of ``steps`` steps.
+
+    Args:
+        optimizer: the user's optimizer.
+        batches_per_epoch: length of the loader.
+        epochs: passes over the loader; or give ``steps``.
+        steps: optimizer steps; or give ``epochs``.
+        scheduler: learning-rate scheduler, or None for constant rates.
+        scheduler_every: "step" or "epoch".
+        accumulation: batches of one optimizer step.
+        participation: default: once, or once per epoch.
+
+    Raises:
+        TypeError: unless exactly one of ``epochs`` and ``steps`` is given.
+        ValueError: if the schedule cannot be known in advance, or has no workload.
+    """
     accumulation = check.whole_number("gradient_accumulation_steps", accumulation)
-    every = -(-batches // accumulation)
+    steps_per_epoch = -(-batches_per_epoch // accumulation)
     if (epochs is None) == (steps is None):
         raise TypeError(
-            f"epochs = {epochs}, steps = {steps}: noise that cancels over the steps is planned ahead, so say how many "
-            "there will be, by one of the two"
+            f"epochs = {epochs}, steps = {steps}: correlated noise is planned ahead, so give the "
+            "length of the training by one of the two"
         )
     if epochs is not None:
-        epochs = check.whole_number("epochs", epochs)
-        steps = epochs * every
-    assert steps is not None
+        steps = check.whole_number("epochs", epochs) * steps_per_epoch
     steps = check.whole_number("steps", steps)
     if participation is None:
-        passes = -(-steps // every)
-        participation = Once() if passes == 1 else Epochs(passes, every)
-    rates, notes = learning_rates(optimizer, scheduler, steps, scheduler_every, every), []
-    workload, note = workload_of(optimizer, rates, steps)
-    notes += [note] if note else []
-    # Other optimizers than SGD have a workload without rates; for a scale of all rates alone the design is the same.
-    told = rates if type(optimizer) is torch.optim.SGD else None
-    return Plan(workload, participation, every, accumulation, tuple(notes), told)
+        passes = -(-steps // steps_per_epoch)
+        participation = Once() if passes == 1 else Epochs(passes, steps_per_epoch)
+    rates = planned_learning_rates(optimizer, scheduler, steps, scheduler_every, steps_per_epoch)
+    workload, note = optimizer_workload(optimizer, rates, steps)
+    return TrainingPlan(
+        workload,
+        participation,
+        steps_per_epoch,
+        accumulation,
+        () if note is None else (note,),
+        # The workload of other optimizers does not depend on the rates.
+        rates if type(optimizer) is torch.optim.SGD else None,
+    )
 
 
-def workload_of(optimizer: Any, rates: Array, steps: int) -> tuple[Workload, str | None]:
-    """What the optimizer does with gradients, and a note where that is not known exactly."""
+def optimizer_workload(optimizer: Any, rates: Array, steps: int) -> tuple[Workload, str | None]:
+    """The workload of an optimizer, and a note if it is an approximation."""
     if type(optimizer) is not torch.optim.SGD:
-        return Workload.sgd(steps), HEURISTIC.format(name=type(optimizer).__name__)
+        return Workload.sgd(steps), NONLINEAR_OPTIMIZER.format(name=type(optimizer).__name__)
     groups = optimizer.param_groups
     names = ("momentum", "dampening", "nesterov", "weight_decay")
     options = {name: groups[0][name] for name in names}
-    note = None
-    if any(
-        group[name] != options[name] for group in groups for name in names
-    ):  # other rates only scale the workload
-        note = "the parameter groups differ; the noise is designed for the first group's options. Privacy is exact"
+    # Groups may differ in their rates, which only scale the workload.
+    differ = any(group[name] != options[name] for group in groups for name in names)
     if not options["momentum"]:
-        options["dampening"] = 0.0  # torch looks at it only with momentum
+        options["dampening"] = 0.0  # torch ignores it without momentum
     try:
-        return Workload.sgd(steps, learning_rates=rates, **options), note
+        workload = Workload.sgd(steps, learning_rates=rates, **options)
     except ValueError as error:
         raise ValueError(f"the optimizer's schedule has no workload: {error}") from error
+    return workload, UNEQUAL_GROUPS if differ else None
 
 
-def learning_rates(
-    optimizer: Any, scheduler: Any, steps: int, scheduler_every: str, every: int
+def planned_learning_rates(
+    optimizer: Any, scheduler: Any, steps: int, scheduler_every: str, steps_per_epoch: int
 ) -> Array:
-    """The rate of every step, by running a copy of the scheduler ahead; the optimizer and its scheduler see nothing."""
+    """The learning rate of each step, by running a copy of the scheduler ahead.
+
+    The optimizer and its scheduler are not changed.
+    """
     check.choice("scheduler_every", scheduler_every, ("step", "epoch"))
     if scheduler is None:
         return np.full(steps, float(optimizer.param_groups[0]["lr"]))
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ValueError(
-            "scheduler = ReduceLROnPlateau: its rates follow the losses, so they are not known ahead, and losses on "
-            "the training data are not private. Leave scheduler out to design for constant rates"
+            "scheduler = ReduceLROnPlateau: its rates follow the losses, so they are not known "
+            "ahead, and losses on the training data are not private. Leave scheduler out to "
+            "design for constant rates"
         )
     groups = [
-        {
-            "params": [torch.zeros(1, requires_grad=True)],
-            **{k: v for k, v in group.items() if k != "params"},
-        }
+        {**group, "params": [torch.zeros(1, requires_grad=True)]}
         for group in optimizer.param_groups
     ]
     stand_in = torch.optim.SGD(groups, lr=1.0)
     stand_in.param_groups = [
-        {**mine, **theirs} for mine, theirs in zip(stand_in.param_groups, groups, strict=True)
+        {**own, **copied} for own, copied in zip(stand_in.param_groups, groups, strict=True)
     ]
-    ahead = copy.deepcopy(scheduler, {id(optimizer): stand_in})
+    scheduler = copy.deepcopy(scheduler, {id(optimizer): stand_in})
     rates = np.empty(steps)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a scheduler that is stepped before its optimizer
-        for t in range(steps):
-            rates[t] = float(stand_in.param_groups[0]["lr"])
-            if scheduler_every == "step" or (t + 1) % every == 0:
+        warnings.simplefilter("ignore")  # torch's, of a scheduler stepped before its optimizer
+        for step in range(steps):
+            rates[step] = float(stand_in.param_groups[0]["lr"])
+            if scheduler_every == "step" or (step + 1) % steps_per_epoch == 0:
                 try:
-                    ahead.step()
+                    scheduler.step()
                 except ValueError:  # OneCycleLR: stepped past its end
-                    rates[t + 1 :] = rates[t]
+                    rates[step + 1 :] = rates[step]
                     break
     return rates
 
 
-def planned(wanted: Any, optimizer: Any, loader: Any, *, participation: Any, **how: Any) -> Plan:
-    """The plan for a mechanism that is ``wanted`` by name or made already; warns of what had to be assumed."""
-    made = wanted.factorization if isinstance(wanted, Mechanism) else wanted
-    batches = _batches(loader, made)
-    if isinstance(made, Factorization):
-        if how["epochs"] is None and how["steps"] is None:
-            how["steps"] = made.steps
-        participation = made.participation
-    given = participation if isinstance(participation, Participation) else None
-    inner = getattr(optimizer, "original_optimizer", optimizer)
-    plan = derive(inner, batches, participation=given, **how)
-    if isinstance(made, Factorization):
-        if plan.steps != made.steps:
-            raise ValueError(
-                f"the mechanism is for {made.steps} steps, and training has {plan.steps}"
-            )
-        rates = None if made.workload.learning_rates is None else plan.rates
-        plan = replace(plan, workload=made.workload, participation=made.participation, rates=rates)
-    for note in plan.notes:
-        warnings.warn(note, AntiphaseWarning, stacklevel=4)
-    return plan
-
-
-def _batches(loader: Any, made: Any) -> int:
+def _batches_per_epoch(loader: Any, factorization: Factorization | None) -> int:
     try:
         return len(loader)
     except TypeError as error:  # an IterableDataset without a length
-        if isinstance(made, Factorization):
-            return made.steps
+        if factorization is not None:
+            return factorization.steps
         raise ValueError(
-            "data_loader has no length, so who takes part when does not follow from it. Design the mechanism "
-            "yourself, with its participation: PrivacyEngine(mechanism=antiphase.design(…, participation=…))"
+            "data_loader has no length, so who takes part when does not follow from it. Design "
+            "the mechanism yourself, with its participation: "
+            "PrivacyEngine(mechanism=antiphase.design(…, participation=…))"
         ) from error
 
 
-def calibrated(
-    wanted: Any,
-    options: dict[str, Any],
-    plan: Plan,
-    clip: float | list[float],
-    noise_multiplier: float | None,
-    epsilon: float | None,
-    delta: float | None,
+def calibrate_mechanism(
+    mechanism: str | Factorization | Mechanism,
+    design_options: dict[str, Any],
+    plan: TrainingPlan,
+    request: Request,
 ) -> Mechanism:
-    """The mechanism with its noise, designed for the plan if it is ``wanted`` by name."""
-    # PRIVACY: with one norm for each tensor, a record moves the sum by at most the norm of these.   [G16]
-    clip_norm = (
-        math.sqrt(sum(c * c for c in clip)) if isinstance(clip, list | tuple) else float(clip)
-    )
-    if isinstance(wanted, Mechanism):
+    """The calibrated mechanism of a plan, designed for it if it is given by name.
+
+    Args:
+        mechanism: the name of a design, a factorization, or a mechanism, which must fit.
+        design_options: options of the design.
+        plan: steps, workload and participation.
+        request: has clip norm, noise multiplier or (ε, δ).
+
+    Raises:
+        ValueError: if a given mechanism has another noise multiplier or clip norm.
+        TypeError: unless exactly one of noise multiplier and ε is given.
+    """
+    epsilon, noise_multiplier = request.target_epsilon, request.noise_multiplier
+    clip_norm = _clip_norm(request.max_grad_norm)
+    if isinstance(mechanism, Mechanism):
         if epsilon is not None:
             raise ValueError(
                 f"target_epsilon = {epsilon}: the mechanism has its noise multiplier already"
             )
-        if noise_multiplier not in (None, wanted.noise_multiplier) or clip_norm != wanted.clip_norm:
+        same_noise = noise_multiplier in (None, mechanism.noise_multiplier)
+        if not same_noise or clip_norm != mechanism.clip_norm:
             raise ValueError(
-                f"noise_multiplier = {noise_multiplier}, max_grad_norm = {clip_norm:g}: the mechanism has "
-                f"{wanted.noise_multiplier:g} and {wanted.clip_norm:g}"
+                f"noise_multiplier = {noise_multiplier}, max_grad_norm = {clip_norm:g}: the "
+                f"mechanism has {mechanism.noise_multiplier:g} and {mechanism.clip_norm:g}"
             )
-        return wanted
+        return mechanism
     if (noise_multiplier is None) == (epsilon is None):
         raise TypeError(
-            f"noise_multiplier = {noise_multiplier}, target_epsilon = {epsilon}: give one of the two, the other follows"
+            f"noise_multiplier = {noise_multiplier}, target_epsilon = {epsilon}: give one of the "
+            "two, the other follows"
         )
-    factorization = wanted
-    if isinstance(factorization, str):
-        factorization = design(
-            factorization, workload=plan.workload, participation=plan.participation, **options
+    if isinstance(mechanism, str):
+        mechanism = design(
+            mechanism, workload=plan.workload, participation=plan.participation, **design_options
         )
-    assert isinstance(factorization, Factorization)
+    assert isinstance(mechanism, Factorization)
     return calibrate(
-        factorization,
+        mechanism,
         epsilon=epsilon,
-        delta=delta,
+        delta=request.target_delta,
         noise_multiplier=noise_multiplier,
         clip_norm=clip_norm,
     )
 
 
-class PlannedRates:
-    """Warns once, at the first step whose learning rate is not the one that the noise was designed for."""
-
-    def __init__(self, plan: Plan, optimizer: Any, position: Callable[[], int]) -> None:
-        self._rates, self._optimizer, self._position = plan.rates, optimizer, position
-
-    def __call__(self) -> None:
-        step = self._position()
-        if self._rates is None or step >= len(self._rates):
-            return
-        planned, now = float(self._rates[step]), float(self._optimizer.param_groups[0]["lr"])
-        if abs(now - planned) > 1e-6 * abs(planned):
-            self._rates = None
-            warnings.warn(
-                f"step {step}: the learning rate is {now:g}, and the noise was designed for {planned:g}. Privacy "
-                "holds, but the noise cancels less than it could. Hand the scheduler over to make_private "
-                "(scheduler=…) and step it as planned (scheduler_every=…)",
-                AntiphaseWarning,
-                stacklevel=4,
-            )
+def _clip_norm(max_grad_norm: float | list[float]) -> float:
+    if isinstance(max_grad_norm, list | tuple):
+        # PRIVACY: with one norm for each tensor, an example moves the sum by their norm.   [G16]
+        return math.sqrt(sum(norm * norm for norm in max_grad_norm))
+    return float(max_grad_norm)

@@ -178,7 +178,7 @@ class PrivateStep(PerExampleClipping):
 
     def attach(self, release: Release) -> None:
         self.release = release
-        self._names = list(release._shapes)
+        self._names = list(release.shapes)
         guard = self.original_optimizer.register_step_pre_hook(self._refuse_bypass)
         self.detach = guard.remove
 
@@ -210,8 +210,6 @@ class PrivateStep(PerExampleClipping):
             if not self.pre_step():
                 return None
             made = self.original_optimizer.step()
-            for done in self.release.after_step:
-                done()
             self.release.prepare()
             return made
         finally:

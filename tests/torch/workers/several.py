@@ -116,7 +116,7 @@ def train(
     )  # fmt: skip
     net, optimizer, loader = made[0], made[1], made[-1]
     criterion = made[2] if len(made) == 4 else nn.CrossEntropyLoss()
-    release = engine._release
+    release = engine._training.release
     if resume:
         engine.load_checkpoint(path=folder / "checkpoint", module=net, optimizer=optimizer)
     elif run is not None:

@@ -1,0 +1,144 @@
+"""The arguments of one call of `make_private`, and those that a planned mechanism refuses."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from antiphase.participation import Participation
+from antiphase.torch.optimizers import PRIVATE_OPTIMIZERS
+from antiphase.torch.user_warnings import warn
+
+OPACUS_ARGUMENTS = (
+    "module", "optimizer", "criterion", "data_loader", "noise_multiplier", "max_grad_norm",
+    "batch_first", "loss_reduction", "clipping", "noise_generator", "grad_sample_mode",
+    "wrap_model", "rand_on_empty",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Arguments of `PrivacyEngine.make_private`, which documents them."""
+
+    module: nn.Module
+    optimizer: Any
+    criterion: Any
+    data_loader: Any
+    noise_multiplier: float | None
+    max_grad_norm: float | list[float]
+    batch_first: bool
+    loss_reduction: str
+    poisson_sampling: bool | None
+    clipping: str
+    noise_generator: Any
+    grad_sample_mode: str
+    wrap_model: bool
+    rand_on_empty: bool
+    epochs: int | None
+    steps: int | None
+    scheduler: Any
+    scheduler_every: str
+    gradient_accumulation_steps: int
+    participation: Participation | str | None
+    target_epsilon: float | None
+    target_delta: float | None
+    memory: str | int
+    probe: bool
+    probe_inputs: Callable[[int], Any] | None
+    uncovered: str
+    extra: dict[str, Any]  # arguments that Opacus may know and we do not
+
+    @property
+    def has_length(self) -> bool:
+        """Whether the length of the training is given."""
+        return self.epochs is not None or self.steps is not None
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the user vouches for who takes part in which step."""
+        return self.participation == "trusted"
+
+    @property
+    def is_ghost(self) -> bool:
+        """Whether examples are clipped by ghost clipping."""
+        return self.grad_sample_mode in ("ghost", "ghost_fsdp")
+
+    @property
+    def inner_optimizer(self) -> Any:
+        """The user's optimizer, also if an earlier `make_private` wrapped it."""
+        return getattr(self.optimizer, "original_optimizer", self.optimizer)
+
+    @property
+    def for_opacus(self) -> dict[str, Any]:
+        """The arguments that Opacus' `make_private` takes."""
+        return {name: getattr(self, name) for name in OPACUS_ARGUMENTS} | self.extra
+
+    def refuse_optimizer(self) -> None:
+        """Refuse optimizers whose step evaluates the loss several times, as LBFGS does.
+
+        Each evaluation would be a release.
+
+        Raises:
+            ValueError: if ``step`` requires a closure.
+        """
+        closure = inspect.signature(self.inner_optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ValueError(
+                f"optimizer = {type(self.inner_optimizer).__name__}: its step needs a closure, "
+                "which it may call several times, and the plan has one release for each step. "
+                "Use an optimizer that takes gradients as they are, such as SGD or Adam"
+            )
+
+    def refuse_unplanned_arguments(self) -> None:
+        """Refuse arguments of Opacus that the privacy of a planned mechanism does not cover.
+
+        Raises:
+            ValueError: if an argument has a value that is not supported.
+            TypeError: if an argument is not known.
+        """
+        mode = self.grad_sample_mode, self.clipping
+        if self.poisson_sampling:
+            # PRIVACY: Poisson samples amplify correlated noise only if analysed for it.   [G9]
+            raise ValueError(
+                "poisson_sampling = True: plain Poisson samples amplify independent noise alone. "
+                'Leave poisson_sampling out; or use mechanism="dp-sgd"; or a mechanism of few '
+                "bands (antiphase.best_bands) with the batches of antiphase.torch.sampler_for"
+            )
+        if self.noise_generator is not None:
+            raise ValueError(
+                "noise_generator: the noise is a function of a secret key, never of a generator "
+                "that others may seed. For repeatable studies: "
+                "PrivacyEngine(key=Key.insecure(seed)), and the statement will say so"
+            )
+        if self.clipping == "adaptive":
+            raise ValueError(
+                "clipping = 'adaptive': clip norms that follow the data cost privacy that this "
+                "plan does not account for. Use clipping='flat' or 'per_layer'"
+            )
+        if mode not in PRIVATE_OPTIMIZERS:
+            known = ", ".join(f"{mode} with {clipping}" for mode, clipping in PRIVATE_OPTIMIZERS)
+            raise ValueError(
+                f"grad_sample_mode = {mode[0]!r} with clipping = {mode[1]!r} is not supported; "
+                f"supported: {known}"
+            )
+        if self.loss_reduction not in ("mean", "sum"):
+            raise ValueError(f"loss_reduction = {self.loss_reduction!r} must be 'mean' or 'sum'")
+        if self.extra:
+            raise TypeError(
+                f"{sorted(self.extra)}: make_private has no such option for this mechanism"
+            )
+        warn_of_large_delta(self.target_delta, self.data_loader)
+
+
+def warn_of_large_delta(delta: float | None, data_loader: Any) -> None:
+    """Warn of a δ at which publishing one whole record would be private."""
+    dataset: Any = getattr(data_loader, "dataset", None)
+    if delta is not None and hasattr(dataset, "__len__") and delta * len(dataset) >= 1:
+        warn(
+            f"target_delta = {delta:g} with {len(dataset):,} records: publishing one whole record "
+            "would satisfy this guarantee. Take a δ far below one over the number of records"
+        )
