@@ -50,7 +50,7 @@ def test_compare_prints_what_it_has(tmp_path):
     assert found["mechanisms"][0]["over_optimum"] is None
     assert found["mechanisms"][0]["average"] > 0
     assert "Traceback" not in err
-    assert "stopped: by Ctrl-C" in err
+    assert "interrupted: by Ctrl-C" in err
 
 
 def test_a_design_that_is_stopped_is_kept_with_the_gap_it_has(tmp_path):
@@ -61,7 +61,7 @@ def test_a_design_that_is_stopped_is_kept_with_the_gap_it_has(tmp_path):
     began = time.monotonic()
     code, out, err = interrupted(process, lambda: time.monotonic() - began > 6)
     assert code == 130
-    assert "stopped: by Ctrl-C" in err
+    assert "interrupted: by Ctrl-C" in err
     f = ap.load(tmp_path / "d.antiphase")
     assert 0 < f.gap < 1
     assert f.sensitivity <= 1 + 1e-9
@@ -85,7 +85,7 @@ def test_training_goes_on_and_ends_with_the_same_weights(tmp_path, run):
     code, out, err = interrupted(part, lambda: state.exists() and _steps_done(tmp_path / "run") > 0)
     assert code == 130, (out, err)
     assert out == ""
-    assert "0 of 1 trial done. Go on with: antiphase train" in err
+    assert "0 of 1 trial done. Resume with: antiphase train" in err
     assert "--resume" in err
     assert not (tmp_path / "part.safetensors").exists()
     assert not (tmp_path / "run" / "model.safetensors").exists()

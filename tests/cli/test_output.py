@@ -5,13 +5,12 @@ import io
 import json
 import re
 import shlex
-from types import SimpleNamespace
 
 import pytest
 
 import antiphase as ap
 from antiphase import accounting
-from antiphase.cli import console
+from antiphase.cli import output
 from antiphase.cli import train as training
 from antiphase.statement import rounded_up
 from tests.cli.conftest import process
@@ -105,13 +104,13 @@ def test_training_that_diverges_is_json_too(run):
 )
 def test_all_trials_together_cost_more_than_one(mechanism, how):
     m = ap.calibrate(ap.design(mechanism, steps=8), noise_multiplier=4.0, delta=1e-2, **how)
-    together = training._together([SimpleNamespace(statement=m.statement())] * 3)
+    together = training._epsilon_of_all(m.statement(), 3)
     assert together == rounded_up(m.epsilon_of_runs([8, 8, 8]))
     assert float(together) > m.epsilon()
 
 
 def test_numbers_that_json_does_not_have_are_null(capsys):
-    console.print_json({"a": float("nan"), "b": [float("inf"), 1.5]})
+    output.print_json({"a": float("nan"), "b": [float("inf"), 1.5]})
     assert strict(capsys.readouterr().out) == {"a": None, "b": [None, 1.5]}
 
 
@@ -215,7 +214,7 @@ def test_a_narrow_terminal_gets_two_tables(tmp_path):
         cwd=tmp_path,
         check=True,
     )
-    assert "What it costs" in done.stdout
+    assert "Cost" in done.stdout
     assert "designing" in done.stdout  # progress, where somebody looks
 
 
@@ -379,7 +378,7 @@ def test_verify_answers_yes_no_or_not_at_all(run, plan, tmp_path):
     (tmp_path / "cut.antiphase").write_bytes((tmp_path / plan).read_bytes()[:-10])
     done = run("verify", "cut.antiphase", "--json")
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("refused: cut.antiphase")
+    assert done.err.startswith("error: cut.antiphase")
 
 
 @pytest.mark.parametrize(
@@ -388,7 +387,7 @@ def test_verify_answers_yes_no_or_not_at_all(run, plan, tmp_path):
         (["--help"], "0 done; 1 the answer is no"),
         (
             ["verify", "--help"],
-            "1: a check fails; 2: it could not be checked, as a file that is missing, or damaged",
+            "1: a check fails; 2: it could not be checked, because the file is missing or damaged",
         ),
         (["audit", "--help"], "1: the claim is false; 2: there was no audit"),
     ],
@@ -452,7 +451,7 @@ def test_advice_from_a_spectrum(run, tmp_path):
         assert 0 < found["learning_rates"]["low"] <= found["learning_rates"]["high"]
     done = run(*words, "both.json")
     assert "111 directions, curvatures up to 1" in " ".join(done.out.split())
-    assert "no private data were looked at" in " ".join(done.out.split())
+    assert "no private data were used" in " ".join(done.out.split())
     typed = shlex.split(done.out.split("To use it: antiphase ")[1])
     assert run(*typed).code == 0
     (tmp_path / "bad.json").write_text("{}")

@@ -1,10 +1,4 @@
-"""The command line: ``antiphase design``, ``compare``, ``calibrate``, ``statement``, ``verify``, ``audit``, ``recommend``,
-``train``, ``data``, ``demo``.
-
-Exit codes: 0 done, and a claim that was looked at stands; 1 the answer is no (`verify`, `audit`); 2 could not be
-done, whatever the reason; 130 stopped by Ctrl-C. Results go to standard output, everything else to standard error.
-What takes long is imported when a command needs it.
-"""
+"""The command line: ``antiphase COMMAND``, one file for each command."""
 
 from __future__ import annotations
 
@@ -24,13 +18,14 @@ from antiphase.cli import (
     train,
     verify,
 )
-from antiphase.cli.console import INTERRUPTED, failures
+from antiphase.cli.errors import EXIT_INTERRUPTED, exit_codes
+from antiphase.cli.options import expand_groups, help_text
 
 app = typer.Typer(
     name="antiphase",
-    help="Differentially private training with noise that cancels itself over the steps.",
+    help="Differentially private training with correlated noise.",
     epilog="Exit codes: 0 done; 1 the answer is no (a check of verify fails, audit has an alarm); "
-    "2 could not be done (not understood, a bad value, a file that is missing or damaged, an error); 130 Ctrl-C.",
+    "2 error (wrong usage, invalid value, missing or damaged file, bug); 130 Ctrl-C.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -67,14 +62,14 @@ for command in (
     data.data,
     demo.demo,
 ):
-    app.command()(command)
+    app.command(help=help_text(command))(expand_groups(command))
 
 
 def main() -> None:
-    """What the ``antiphase`` command runs."""
-    with failures():
+    """Run the ``antiphase`` command."""
+    with exit_codes():
         code = app(prog_name="antiphase", standalone_mode=False) or 0
-        if code == INTERRUPTED:
+        if code == EXIT_INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code)
 

@@ -1,21 +1,26 @@
-"""``antiphase audit``: is a training as private as it claims, seen from outside?"""
+"""``antiphase audit``: look for evidence that a training is less private than claimed."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import ModuleType
+from typing import Annotated, Any
 
 import typer
 
-from antiphase.cli import console
-from antiphase.cli.console import Delta, Epsilon, Json, Quiet, misused, out
-
-if TYPE_CHECKING:
-    from antiphase.auditing import AuditResult, Claim
+from antiphase import auditing
+from antiphase.auditing import AuditResult, Claim
+from antiphase.auditing.many_trials import TRIALS
+from antiphase.auditing.one_run import CANARIES
+from antiphase.cli import errors, output
+from antiphase.cli.errors import UserCodeError, usage_error
+from antiphase.cli.options import Delta, DisplayOptions, Epsilon, require_writable
+from antiphase.cli.progress import progress_bar
+from antiphase.cli.statement import load_calibrated
+from antiphase.verification import read_statement
 
 
 def audit(
@@ -25,13 +30,12 @@ def audit(
             help="A mechanism file, or a function as in train.py:scores.", show_default=False
         ),
     ],
-    mu: Annotated[
-        float | None, typer.Option(help="What is claimed: μ of Gaussian privacy.")
-    ] = None,
+    *,
+    mu: Annotated[float | None, typer.Option(help="The claim: μ of Gaussian privacy.")] = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
     statement: Annotated[
-        Path | None, typer.Option("--statement", help="Or a statement in JSON that claims it.")
+        Path | None, typer.Option("--statement", help="The claim: a statement in JSON.")
     ] = None,
     trials: Annotated[
         int | None,
@@ -45,75 +49,76 @@ def audit(
     ] = None,
     confidence: Annotated[
         float | None,
-        typer.Option(help="That an alarm is none by chance: 0.999999, with --one-run 0.999."),
+        typer.Option(help="Confidence of an alarm: 0.999999, with --one-run 0.999."),
     ] = None,
     figure: Annotated[
-        Path | None, typer.Option("--figure", help="Draw what was found beside what was claimed.")
+        Path | None, typer.Option("--figure", help="Draw the trade-off found and that claimed.")
     ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    display: DisplayOptions,
 ) -> None:
-    """Look for a record in many trainings with and without it, and compare what is found with what is claimed.
+    """Audit a training: compare the privacy loss found by an attack with the claim.
 
-    TARGET is a mechanism file, whose own noise is audited; or a function in a Python file: scores(canary, count) makes
-    count trainings with or without a canary and returns a score for each, larger where it seems to be there. With
-    --one-run it is scores(included): one training with those canaries that the array says, a score for each canary.
-    Exit code 0: no alarm, which proves nothing; 1: the claim is false; 2: there was no audit, as where scores raises.
+    TARGET is a mechanism file, whose own noise is audited; or a function in a Python file:
+    scores(canary, count) makes count trainings with or without a canary and returns a score for
+    each, larger where the canary seems to be present. With --one-run it is scores(included): one
+    training with the canaries that the array includes, and a score for each canary.
+    Exit code 0: no alarm, which proves nothing; 1: the claim is false; 2: there was no audit, as
+    where scores raises.
 
     Example: antiphase audit plan.antiphase
     """
-    from antiphase import auditing
-    from antiphase.auditing.many_trials import TRIALS
-    from antiphase.auditing.one_run import CANARIES
-
     if one_run and trials is not None:
-        raise misused("--trials is for many trainings, and --one-run makes one: give --canaries")
+        raise usage_error(
+            "--trials is for many trainings, and --one-run makes one: give --canaries"
+        )
     if canaries is not None and not one_run:
-        raise misused("--canaries is for --one-run: many trainings have one canary; give --trials")
-    console.check_output(figure)
+        raise usage_error(
+            "--canaries is for --one-run: many trainings have one canary; give --trials"
+        )
+    require_writable(figure)
     options: dict[str, Any] = {} if confidence is None else {"confidence": confidence}
-    scores, claim = _prepared(target, _claimed(mu, epsilon, delta, statement), one_run)
-    found: auditing.TrialAudit | auditing.OneRunAudit
-    with console.bar(
-        quiet or as_json, "{task.completed:.0f} of {task.total:.0f} trials"
-    ) as progress:
-        if one_run:
-            progress.add_task("training once", total=None)
-            found = auditing.audit_one_run(scores, claim, canaries=canaries or CANARIES, **options)
-        else:
-            trials = trials or TRIALS
-            task = progress.add_task("auditing", total=2 * trials)
-            found = auditing.audit(
-                scores,
-                claim,
-                trials=trials,
-                progress=lambda now: progress.update(task, completed=2 * now.done),
-                **options,
+    scores, claim = _scores_and_claim(target, _claim(mu, epsilon, delta, statement), one_run)
+    if one_run:
+        with progress_bar(display.silent, "training once"):
+            result: AuditResult = auditing.audit_one_run(
+                scores, claim, canaries=canaries or CANARIES, **options
             )
-            if found.trials < trials:
-                console.warn(
-                    f"stopped by Ctrl-C after {found.trials} of {trials} trials, for which this holds"
-                )
-    if as_json:
-        print(found.to_json())
     else:
-        print(found)
+        result = _audit(scores, claim, trials or TRIALS, options, display.silent)
+    print(result.to_json() if display.as_json else result)
     if figure is not None:
-        _draw(found, figure, quiet or as_json)
-    if found.alarm:
-        raise typer.Exit(console.NO)
+        _draw(result, figure, display.silent)
+    if result.alarm:
+        raise typer.Exit(errors.EXIT_NO)
 
 
-def _claimed(
+def _audit(
+    scores: Any, claim: Claim, trials: int, options: dict[str, Any], silent: bool
+) -> auditing.TrialAudit:
+    total = 2 * trials
+    column = "{task.completed:.0f} of {task.total:.0f} trials"
+    with progress_bar(silent, "auditing", column, total=total) as update:
+        result = auditing.audit(
+            scores,
+            claim,
+            trials=trials,
+            progress=lambda now: update(completed=2 * now.done),
+            **options,
+        )
+    if result.trials < trials:
+        output.print_warning(
+            f"interrupted by Ctrl-C; this is the result of {result.trials} of {trials} trials"
+        )
+    return result
+
+
+def _claim(
     mu: float | None, epsilon: float | None, delta: float | None, statement: Path | None
 ) -> Claim | None:
-    from antiphase import auditing
-    from antiphase.verification import read_statement
-
     if sum(value is not None for value in (mu, epsilon, statement)) > 1:
-        raise misused("give one of --mu, --epsilon and --statement")
+        raise usage_error("give one of --mu, --epsilon and --statement")
     if (epsilon is None) != (delta is None):
-        raise misused("--epsilon and --delta belong together")
+        raise usage_error("--epsilon and --delta belong together")
     if mu is not None:
         return auditing.GaussianClaim(mu)
     if epsilon is not None and delta is not None:
@@ -121,91 +126,83 @@ def _claimed(
     return auditing.claim_of(read_statement(statement)) if statement is not None else None
 
 
-def _prepared(target: str, claim: Claim | None, one_run: bool) -> tuple[Any, Claim]:
-    """What makes the trials, and what is claimed of it."""
-    import antiphase as ap
-    from antiphase import auditing
-
+def _scores_and_claim(target: str, claim: Claim | None, one_run: bool) -> tuple[Any, Claim]:
+    """Return the function that runs trainings and the claim about them."""
     file, colon, name = target.rpartition(":")
     if colon and Path(file).suffix == ".py":
         if claim is None:
-            raise misused("say what is claimed: --mu, --epsilon and --delta, or --statement")
-        function = _function(Path(file), name)
-        _check_arguments(target, function, one_run)
-        return _theirs(target, function), claim
-    mechanism = ap.load(target)
-    if not isinstance(mechanism, ap.Mechanism):
-        raise ValueError(
-            f"{target} holds a design that is not calibrated, and claims nothing; first: antiphase calibrate {target} "
-            "--epsilon … --delta … -o …"
-        )
-    made = auditing.MechanismTrials(mechanism)
-    return made.one_run if one_run else made, auditing.claim_of(
-        mechanism
-    ) if claim is None else claim
+            raise usage_error("give the claim: --mu, --epsilon and --delta, or --statement")
+        function = _user_function(Path(file), name)
+        _require_arguments(target, function, one_run)
+        return _reporting_errors(target, function), claim
+    mechanism = load_calibrated(target)
+    trials = auditing.MechanismTrials(mechanism)
+    scores = trials.one_run if one_run else trials
+    return scores, auditing.claim_of(mechanism) if claim is None else claim
 
 
-def _function(file: Path, name: str) -> Callable[..., Any]:
-    """``name`` of a Python file, which is run for it."""
+def _user_function(file: Path, name: str) -> Callable[..., Any]:
+    """Run a Python file of the user and return its function ``name``."""
     if not file.is_file():
         raise FileNotFoundError(f"{file}: there is no such file")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(file.stem)
+    module.__file__ = str(file)
     sys.path.insert(0, str(file.parent))
-    sys.modules[file.stem] = module  # where dataclasses look for it
-    _theirs(str(file), spec.loader.exec_module)(module)
+    sys.modules[file.stem] = module  # dataclasses look it up
+    _reporting_errors(str(file), _run_file)(file, module)
     function: object = getattr(module, name, None)
     if not callable(function):
         raise ValueError(f"{file} has no function {name!r}")
     return function
 
 
-def _theirs(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which is the user's, and so is what it raises. If it ends the process, that is no answer either."""
+def _run_file(file: Path, module: ModuleType) -> None:
+    exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)  # noqa: S102  (the user's)
+
+
+def _reporting_errors(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that raises `UserCodeError` if ``function``, which is the user's, fails."""
 
     def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)
         except (Exception, SystemExit) as error:
-            raise console.TheirError(
+            if error.__traceback__ is not None:
+                error.__traceback__ = error.__traceback__.tb_next  # without this function
+            raise UserCodeError(
                 f"{name} raised {type(error).__name__}; there was no audit"
             ) from error
 
     return call
 
 
-def _check_arguments(target: str, function: Callable[..., Any], one_run: bool) -> None:
-    """Refuse a function of one run for many trials, and the other way round, before any training."""
-    if _takes(function, 1 if one_run else 2):
+def _require_arguments(target: str, function: Callable[..., Any], one_run: bool) -> None:
+    """Refuse a function for many trainings with --one-run and vice versa, before any training."""
+    count, other = (1, 2) if one_run else (2, 1)
+    if _accepts(function, count):
         return
-    called = "(included)" if one_run else "(canary, count)"
+    arguments = "(included)" if one_run else "(canary, count)"
     remedy = ""
-    if _takes(function, 2 if one_run else 1):
-        remedy = (
-            "; for many trainings, leave --one-run out"
-            if one_run
-            else "; for one training, say --one-run"
-        )
-    raise misused(f"{target} cannot be called with {called}{remedy}")
+    if _accepts(function, other):
+        remedy = "for many trainings, omit" if one_run else "for one training, give"
+        remedy = f"; {remedy} --one-run"
+    raise usage_error(f"{target} cannot be called with {arguments}{remedy}")
 
 
-def _takes(function: Callable[..., Any], count: int) -> bool:
+def _accepts(function: Callable[..., Any], count: int) -> bool:
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:
         return False
-    except ValueError:  # it does not say what it takes
+    except ValueError:  # a built-in function without a signature
         return True
     return True
 
 
-def _draw(found: AuditResult, path: Path, quiet: bool) -> None:
+def _draw(result: AuditResult, path: Path, silent: bool) -> None:
     from antiphase.reporting import figures
     from antiphase.reporting.charts import roc
 
-    paths = figures.draw(path, roc(found.roc, found.claim.min_false_negatives, str(found.claim)))
-    if not quiet:
-        for written in paths:
-            out.print(f"Written to {written}")
+    paths = figures.draw(path, roc(result.roc, result.claim.min_false_negatives, str(result.claim)))
+    if not silent:
+        output.print_files(paths)

@@ -1,133 +1,125 @@
-"""``antiphase calibrate``, ``statement`` and ``verify``: what is promised, and whether it holds."""
+"""``antiphase calibrate``: from ε to the noise multiplier, or back."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from antiphase.cli import console
-from antiphase.cli.console import (
-    Adjacency,
-    Clip,
-    Delta,
-    Epsilon,
-    Json,
-    Multiplier,
-    Sampler,
-    SamplingRate,
-    misused,
-    out,
-)
-
-File = Annotated[Path, typer.Argument(help="A mechanism file.", show_default=False)]
+import antiphase as ap
+from antiphase.cli import output
+from antiphase.cli.design import sampling_fact
+from antiphase.cli.errors import usage_error
+from antiphase.cli.options import CalibrationOptions, Json, SamplingOptions, require_writable
+from antiphase.factorizations.base import Factorization
+from antiphase.statement import rounded_up
 
 
 def calibrate(
     file: Annotated[
         Path | None, typer.Argument(help="A design to calibrate; without one, a single release.")
     ] = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    noise_multiplier: Multiplier = None,
-    clip: Clip = 1.0,
-    adjacency: Adjacency = "zero-out",
-    sampler: Sampler = None,
-    sampling_rate: SamplingRate = None,
+    *,
+    calibration: CalibrationOptions,
+    sampling: SamplingOptions,
     steps: Annotated[
-        int | None, typer.Option(help="With --sampling-rate and no file: how many steps.", min=1)
+        int | None, typer.Option(help="With --sampling-rate and no file: number of steps.", min=1)
     ] = None,
-    output: Annotated[
+    output_file: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the calibrated mechanism.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """From ε to the noise multiplier, or back; with a design, from that to a mechanism.
+    """Compute the noise multiplier for ε, or ε for a noise multiplier; calibrate a design.
 
-    FILE is a design to calibrate, or a mechanism to calibrate anew; without one, it is about a single release.
+    FILE is a design, or a mechanism to calibrate anew; without one, the result is for a single
+    release.
 
     Example: antiphase calibrate --epsilon 8 --delta 1e-6
     """
-    import antiphase as ap
-    from antiphase.statement import rounded_up
-
-    console.check_promise(epsilon, delta, noise_multiplier)
-    if sampling_rate is not None and sampler is None:
-        sampler = "poisson"
-    console.check_sampler(sampler, sampling_rate)
-    console.check_adjacency(adjacency, sampled=sampler is not None)
-    console.check_output(output)
-    if epsilon is None and noise_multiplier is None:
-        raise misused("give --epsilon or --noise-multiplier; the other follows")
-    if delta is None:
-        raise misused(
-            "--delta is needed, and yours to choose: well below one over the number of records"
-        )
-    design = _single_release(steps, sampling_rate, output) if file is None else _design(file, steps)
-    promise: dict[str, Any] = {"clip_norm": clip, "adjacency": adjacency}
-    if sampler is not None:
-        promise |= {"sampler": sampler, "sampling_rate": sampling_rate}
-    m = ap.calibrate(
-        design, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, **promise
-    )
-    digest = m.save(output) if output is not None else None
-    result = {
-        "epsilon": m.epsilon(),
-        "delta": delta,
-        "noise_multiplier": m.noise_multiplier,
-        "clip_norm": clip,
-        "sensitivity": m.sensitivity,
-        "noise_scale": m.noise_scale,
-        "mu": m.mu(),
-        "rho": m.rho(),
-        "adjacency": adjacency,
-        "sampler": m.sampler,
-        "sampling_rate": sampling_rate,
-        "file": None if output is None else str(output),
-        "digest": digest,
+    if sampling.sampling_rate is not None and sampling.sampler is None:
+        sampling = replace(sampling, sampler="poisson")
+    sampling.require_rate()
+    require_writable(output_file)
+    if not calibration.given:
+        raise usage_error("give --epsilon or --noise-multiplier; the other follows")
+    if calibration.delta is None:
+        raise usage_error("--delta is needed: well below one over the number of records")
+    if file is None:
+        f = _single_release(steps, sampling.sampling_rate, output_file)
+    else:
+        f = _design(file, steps)
+    arguments: dict[str, Any] = {
+        "epsilon": calibration.epsilon,
+        "delta": calibration.delta,
+        "noise_multiplier": calibration.noise_multiplier,
+        "clip_norm": calibration.clip,
+        "adjacency": sampling.adjacency,
     }
+    if sampling.sampler is not None:
+        arguments |= {"sampler": sampling.sampler, "sampling_rate": sampling.sampling_rate}
+    mechanism = ap.calibrate(f, **arguments)
+    digest = None if output_file is None else mechanism.save(output_file)
     if as_json:
-        console.print_json(result)
+        output.print_json(_to_dict(mechanism) | {"file": output_file, "digest": digest})
         return
-    rows = {
-        "ε": f"{rounded_up(m.epsilon())} at δ = {delta:g} ({adjacency})",
-        "noise multiplier": f"{m.noise_multiplier:.8g}",
-    }
-    rows |= console.rests_on(m)
-    if file is not None:
-        rows["sensitivity"] = f"{m.sensitivity:.6g}"
-        rows["noise"] = (
-            f"standard deviation {m.noise_scale:.6g} before correlation, at clip norm {clip:g}"
-        )
-    gdp, zcdp = m.mu(), m.rho()
-    if gdp is not None and zcdp is not None:
-        rows["also"] = f"{rounded_up(gdp)}-GDP, {rounded_up(zcdp)}-zCDP"
-    console.show(console.facts(rows))
-    if output is not None:
-        out.print(f"\nWritten to {output} (mechanism, {m.digest[:16]}…)")
+    output.print_facts(_facts(mechanism, with_design=file is not None))
+    if output_file is not None:
+        output.print_text(f"\nWritten to {output_file} (mechanism, {mechanism.digest[:16]}…)")
 
 
-# ---- inside ------------------------------------------------------------------------------------------------
-
-
-def _single_release(steps: int | None, sampling_rate: float | None, output: Path | None) -> Any:
-    """What is calibrated without a file: one release, or so many steps of DP-SGD on Poisson batches."""
-    import antiphase as ap
-
-    if output is not None:
-        raise misused("--output needs a design to calibrate: antiphase calibrate FILE …")
+def _single_release(
+    steps: int | None, sampling_rate: float | None, output_file: Path | None
+) -> Factorization:
+    """Return the design without a file: one release, or steps of DP-SGD on Poisson batches."""
+    if output_file is not None:
+        raise usage_error("--output needs a design to calibrate: antiphase calibrate FILE …")
     if steps is not None and sampling_rate is None:
-        raise misused("--steps without a file is for --sampling-rate; a whole plan is one release")
+        raise usage_error("--steps without a file needs --sampling-rate")
     if sampling_rate is not None and steps is None:
-        raise misused("--sampling-rate needs --steps")
+        raise usage_error("--sampling-rate needs --steps")
     return ap.design("dp-sgd", steps=steps or 1)
 
 
-def _design(file: Path, steps: int | None) -> Any:
-    import antiphase as ap
-
+def _design(file: Path, steps: int | None) -> Factorization:
     if steps is not None:
-        raise misused(f"--steps is known from {file}")
+        raise usage_error(f"--steps is known from {file}")
     loaded = ap.load(file)
     return loaded.factorization if isinstance(loaded, ap.Mechanism) else loaded
+
+
+def _to_dict(mechanism: ap.Mechanism) -> dict[str, Any]:
+    return {
+        "epsilon": mechanism.epsilon(),
+        "delta": mechanism.target_delta,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "clip_norm": mechanism.clip_norm,
+        "sensitivity": mechanism.sensitivity,
+        "noise_scale": mechanism.noise_scale,
+        "mu": mechanism.mu(),
+        "rho": mechanism.rho(),
+        "adjacency": mechanism.adjacency,
+        "sampler": mechanism.sampler,
+        "sampling_rate": mechanism.sampling_rate,
+    }
+
+
+def _facts(mechanism: ap.Mechanism, with_design: bool) -> dict[str, str]:
+    epsilon, delta = rounded_up(mechanism.epsilon()), mechanism.target_delta
+    facts = {
+        "ε": f"{epsilon} at δ = {delta:g} ({mechanism.adjacency})",
+        "noise multiplier": f"{mechanism.noise_multiplier:.8g}",
+    }
+    facts |= sampling_fact(mechanism)
+    if with_design:
+        facts["sensitivity"] = f"{mechanism.sensitivity:.6g}"
+        facts["noise"] = (
+            f"standard deviation {mechanism.noise_scale:.6g} before correlation, at clip norm "
+            f"{mechanism.clip_norm:g}"
+        )
+    mu, rho = mechanism.mu(), mechanism.rho()
+    if mu is not None and rho is not None:
+        facts["also"] = f"{rounded_up(mu)}-GDP, {rounded_up(rho)}-zCDP"
+    return facts

@@ -1,63 +1,80 @@
-"""``antiphase data``: the data sets that are known by name."""
+"""``antiphase data``: download, check and describe a data set."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from antiphase.cli import console
-from antiphase.cli.console import Json, Quiet
-from antiphase.cli.train import Folder, load
+from antiphase import data as data_sets
+from antiphase._util.progress import ProgressReport
+from antiphase.cli import output
+from antiphase.cli.options import DATA_HELP, DataFolder, DisplayOptions
+from antiphase.cli.progress import progress_bars
 
 
 def data(
-    name: Annotated[
-        str,
-        typer.Argument(help="digits, mnist, fashion-mnist, cifar10; or your folder, .npz or .csv."),
-    ],
-    folder: Folder = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    name: Annotated[str, typer.Argument(help=DATA_HELP)],
+    *,
+    folder: DataFolder = None,
+    display: DisplayOptions,
 ) -> None:
-    """Get a data set, check it, and say what is in it.
+    """Download a data set, check it, and describe it.
 
     NAME is digits, mnist, fashion-mnist or cifar10; or your own folder of images, .npz or .csv.
 
     Example: antiphase data digits
     """
-    found = load(name, folder, quiet or as_json)
-    x = found.train.inputs
-    axes = tuple(i for i in range(x.ndim) if x.ndim < 3 or i != 1)
-    mean, deviation = (
-        [float(v) for v in getattr(x, what)(axis=axes, dtype="float64").reshape(-1)]
-        for what in ("mean", "std")
-    )
-    if as_json:
-        console.print_json(
+    dataset = load_data(name, folder, display.silent)
+    mean, deviation = _channel_statistics(dataset.train.inputs)
+    if display.as_json:
+        output.print_json(
             {
-                "name": found.name,
-                "train": len(found.train),
-                "test": len(found.test),
-                "shape": list(found.shape),
-                "classes": list(found.classes),
+                "name": dataset.name,
+                "train": len(dataset.train),
+                "test": len(dataset.test),
+                "shape": dataset.shape,
+                "classes": dataset.classes,
                 "mean": mean,
                 "std": deviation,
-                "digest": found.digest,
+                "digest": dataset.digest,
             }
         )
         return
-    shown = ", ".join(found.classes[:10]) + (", …" if len(found.classes) > 10 else "")
-    console.show(
-        console.facts(
-            {
-                "data": found.name,
-                "examples": f"{len(found.train):,} to train, {len(found.test):,} to test",
-                "inputs": " × ".join(map(str, found.shape)),
-                "classes": f"{len(found.classes)}: {shown}",
-                "mean": ", ".join(f"{v:.4f}" for v in mean),
-                "deviation": ", ".join(f"{v:.4f}" for v in deviation),
-                "digest": f"{found.digest[:16]}…",
-            }
-        )
+    count = len(dataset.classes)
+    first_classes = ", ".join(dataset.classes[:10]) + (", …" if count > 10 else "")
+    output.print_facts(
+        {
+            "data": dataset.name,
+            "examples": f"{len(dataset.train):,} to train, {len(dataset.test):,} to test",
+            "inputs": " × ".join(map(str, dataset.shape)),
+            "classes": f"{count}: {first_classes}",
+            "mean": ", ".join(f"{value:.4f}" for value in mean),
+            "deviation": ", ".join(f"{value:.4f}" for value in deviation),
+            "digest": f"{dataset.digest[:16]}…",
+        }
     )
+
+
+def load_data(name: str, folder: Path | None, silent: bool) -> Any:
+    """Load a data set, with a progress bar for each download."""
+    with progress_bars(silent) as progress:
+        tasks: dict[str, Any] = {}
+
+        def report(now: ProgressReport) -> None:
+            if now.task not in tasks:
+                tasks[now.task] = progress.add_task(now.task, total=now.total)
+            progress.update(tasks[now.task], completed=now.done, total=now.total)
+
+        return data_sets.load(name, folder=folder, progress=report)
+
+
+def _channel_statistics(inputs: Any) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of each channel of images, or of all inputs."""
+    axes = tuple(i for i in range(inputs.ndim) if inputs.ndim < 3 or i != 1)
+    mean, deviation = (
+        [float(v) for v in compute(axis=axes, dtype="float64").reshape(-1)]
+        for compute in (inputs.mean, inputs.std)
+    )
+    return mean, deviation

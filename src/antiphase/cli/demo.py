@@ -8,47 +8,43 @@ from typing import Annotated
 import typer
 
 from antiphase._util.progress import ProgressReport
-from antiphase.cli import console
-from antiphase.cli.console import Json, Quiet, out
+from antiphase.cli import errors, output
+from antiphase.cli.options import DisplayOptions
+from antiphase.cli.progress import progress_bar
 
 
 def demo(
-    output: Annotated[
+    *,
+    folder: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the page and the results.")
     ] = Path("demo"),
     trials: Annotated[int, typer.Option(help="Seeds for each point.", min=1)] = 10,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    display: DisplayOptions,
 ) -> None:
-    """Train on digits at ε = 1 and 8 with four mechanisms, and write a page about it. Takes about two minutes.
+    """Train on digits at ε = 1 and 8 with four mechanisms and write a page; takes two minutes.
 
     Example: antiphase demo --trials 1 --output demo
     """
     from antiphase import demo as study
 
-    with console.bar(quiet or as_json, "{task.fields[what]}") as progress:
-        task = progress.add_task("training", total=None, what="")
+    bar = progress_bar(display.silent, "training", "{task.fields[task_name]}", task_name="")
+    with bar as update:
 
         def report(now: ProgressReport) -> None:
-            progress.update(task, completed=now.done, total=now.total, what=now.task)
+            update(completed=now.done, total=now.total, task_name=now.task)
 
-        found = study.run(trials, report)
-    paths = study.write(output, found)
-    if as_json:
-        console.print_json(found.to_dict())
-        return
-    rows = [[label, *cells] for label, cells in found.rows().items()]
-    console.show(
-        console.columns(
-            "mechanism", *(f"ε = {e:g}" for e in study.EPSILONS), title=study.TITLE, rows=rows
-        )
-    )
-    spread = f"mean ± standard error of {trials} seeds" if trials > 1 else "one seed"
-    console.explain(f"Accuracy on test data in percent, {spread}.")
-    out.print()
-    print(found.statement)
-    out.print()
-    for path in paths:
-        out.print(f"Written to {path}")
-    if found.stopped:
-        console.stop("by Ctrl-C: this is what there was")
+        result = study.run(trials, report)
+    paths = study.write(folder, result)
+    if display.as_json:
+        output.print_json(result.to_dict())
+    else:
+        rows = [[label, *cells] for label, cells in result.rows().items()]
+        headings = [f"ε = {epsilon:g}" for epsilon in study.EPSILONS]
+        table = output.number_table("mechanism", *headings, title=study.TITLE, rows=rows)
+        output.print_table(table)
+        spread = f"mean ± standard error of {trials} seeds" if trials > 1 else "one seed"
+        output.print_note(f"Accuracy on test data in percent, {spread}.")
+        print(f"\n{result.statement}\n")
+        output.print_files(paths)
+    if result.stopped:
+        errors.interrupted("by Ctrl-C; these are the results so far")

@@ -1,146 +1,170 @@
-"""``antiphase recommend``: recommends a mechanism for a setting."""
+"""``antiphase recommend``: recommend a mechanism for a setting."""
 
 from __future__ import annotations
 
 import shlex
-import textwrap
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from antiphase.cli import console
-from antiphase.cli.compare import (
+from antiphase import recommendation
+from antiphase.cli import output
+from antiphase.cli.errors import usage_error
+from antiphase.cli.options import (
+    BudgetOptions,
+    ClipNorm,
+    DisplayOptions,
+    EpochOptions,
+    OptimizerOptions,
     Parameters,
     Tolerance,
-    _number,
-    _reporter,
-    _setting,
-    _setting_arguments,
+    one_of,
 )
-from antiphase.cli.console import (
-    Clip,
-    Decay,
-    Delta,
-    Epochs,
-    Epsilon,
-    Json,
-    Momentum,
-    Nesterov,
-    Quiet,
-    Rate,
-    Schedule,
-    Steps,
-    misused,
-    out,
-)
-
-if TYPE_CHECKING:
-    from antiphase.comparison import Entry
+from antiphase.cli.progress import candidates_bar
+from antiphase.comparison import Entry, Setting
+from antiphase.recommendation import Recommendation
+from antiphase.theory.spectrum import Spectrum
 
 
-def recommend(
-    steps: Steps,
-    epochs: Epochs = 1,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    poisson: Annotated[
-        bool, typer.Option("--poisson", help="Batches can be true Poisson samples.")
-    ] = False,
+@dataclass(frozen=True)
+class LossOptions:
+    """What is known of the loss."""
+
     smoothness: Annotated[
         float | None,
         typer.Option(
-            help="A typical curvature of the loss, with --lr: errors fade by 1 − lr·curvature."
+            help="A typical curvature of the loss: errors decay by 1 − lr·curvature a step."
         ),
-    ] = None,
+    ] = None
     spectrum: Annotated[
         Path | None,
         typer.Option(
             help="Curvatures of the loss on public data: JSON, a list, or values and weights.",
             metavar="FILE",
         ),
-    ] = None,
+    ] = None
     criterion: Annotated[
         str | None,
         typer.Option(
-            help="With --spectrum, what counts: the last model (usual), or the average over the way.",
-            click_type=console.one_of("last", "average"),
+            help="With --spectrum: loss of the last iterate (default), or average over iterates.",
+            click_type=one_of("last", "average"),
         ),
-    ] = None,
+    ] = None
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            help="With --spectrum and --initial-gap: for a range of learning rates.", min=1
-        ),
-    ] = None,
+        typer.Option(help="With --spectrum and --initial-gap: for learning rates.", min=1),
+    ] = None
     initial_gap: Annotated[
         float | None,
-        typer.Option(help="How much loss there is to gain: for k classes at most log k."),
-    ] = None,
-    clip: Clip = 1.0,
-    lr: Rate = 1.0,
-    schedule: Schedule = "constant",
-    momentum: Momentum = 0.0,
-    nesterov: Nesterov = False,
-    weight_decay: Decay = 0.0,
+        typer.Option(help="With --spectrum: loss to gain; for k classes at most log k."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.spectrum is None:
+            for option in ("criterion", "batch_size", "initial_gap"):
+                if getattr(self, option) is not None:
+                    raise usage_error(f"--{option.replace('_', '-')} needs --spectrum")
+        elif self.smoothness is not None:
+            raise usage_error("--smoothness and --spectrum: give one")
+
+    def damping(self, lr: float) -> float | None:
+        """Return the share of an error that is left after a step."""
+        if self.smoothness is None:
+            return None
+        if not 0 <= lr * self.smoothness <= 1:
+            raise usage_error(
+                f"--lr × --smoothness = {lr * self.smoothness:g} must be between 0 and 1, or "
+                "training diverges"
+            )
+        return 1 - lr * self.smoothness
+
+
+def recommend(
+    *,
+    length: EpochOptions,
+    budget: BudgetOptions,
+    poisson: Annotated[
+        bool, typer.Option("--poisson", help="Batches can be true Poisson samples.")
+    ] = False,
+    loss: LossOptions,
+    clip: ClipNorm = 1.0,
+    optimizer: OptimizerOptions,
     parameters: Parameters = 100_000,
     tolerance: Tolerance = 1e-3,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    display: DisplayOptions,
 ) -> None:
-    """Recommend a mechanism for a setting, with the reason. No private data are looked at.
+    """Recommend a mechanism for a setting, with reasons. No private data are used.
 
     Example: antiphase recommend --steps 256 --epochs 4 --epsilon 8 --delta 1e-5
     """
-    from antiphase.recommendation import recommend as recommended
-    from antiphase.theory.spectrum import Spectrum
-
-    known = {"--criterion": criterion, "--batch-size": batch_size, "--initial-gap": initial_gap}
-    unused = [name for name, value in known.items() if value is not None and spectrum is None]
-    if unused:
-        raise misused(f"{unused[0]} needs --spectrum: without, nothing is known of the loss")
-    if spectrum is not None and smoothness is not None:
-        raise misused("--smoothness and --spectrum: give one")
-    if poisson and epsilon is None:
-        raise misused("--poisson needs --epsilon and --delta: what it brings depends on them")
-    if smoothness is not None and not 0 <= lr * smoothness <= 1:
-        raise misused(
-            f"--lr × --smoothness = {lr * smoothness:g} must be between 0 and 1, or training diverges"
+    if poisson and not budget.given:
+        raise usage_error("--poisson needs --epsilon and --delta: amplification depends on them")
+    damping = loss.damping(optimizer.lr)
+    setting = Setting(
+        optimizer.workload(length.steps),
+        length.participation(),
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        parameters=parameters,
+    )
+    with candidates_bar(display.silent, tolerance) as report:
+        found = recommendation.recommend(
+            setting,
+            poisson=poisson,
+            damping=damping,
+            spectrum=None if loss.spectrum is None else Spectrum.load(loss.spectrum),
+            criterion=loss.criterion or "last",
+            batch_size=loss.batch_size,
+            clip_norm=clip,
+            initial_gap=loss.initial_gap,
+            tolerance=tolerance,
+            progress=report,
         )
-    setting = _setting(
-        steps, console.participation(steps, epochs, None),
-        console.optimizer(steps, lr, schedule, momentum, nesterov, weight_decay),
-        epsilon=epsilon, delta=delta, parameters=parameters,
-    )  # fmt: skip
-    damping = None if smoothness is None else 1 - lr * smoothness
-    with console.bar(quiet or as_json, "{task.fields[gap]}") as progress:
-        found = recommended(
-            setting, poisson=poisson, damping=damping, spectrum=None if spectrum is None else Spectrum.load(spectrum),
-            criterion=criterion or "last", batch_size=batch_size, clip_norm=clip, initial_gap=initial_gap,
-            tolerance=tolerance, progress=_reporter(progress, tolerance),
-        )  # fmt: skip
-    if as_json:
-        console.print_json(found.to_dict())
-        return
-    out.print(f"For {setting.describe()}, take [bold]{found.best.label}[/].\n")
+    if display.as_json:
+        output.print_json(found.to_dict())
+    else:
+        _print(found, [*_arguments(length), *_arguments(optimizer), *_arguments(budget)])
+
+
+def _print(found: Recommendation, arguments: list[str]) -> None:
+    output.print_text(f"For {found.comparison.setting.describe()}, take {found.best.label}.\n")
     for reason in found.reasons:
-        out.print(escape(textwrap.fill(reason, 100, initial_indent="• ", subsequent_indent="  ")))
-    out.print("\n" + textwrap.fill("Assumptions: " + "; ".join(found.assumptions) + ".", 100))
-    plan = _setting_arguments(steps, epochs, lr, schedule, momentum, nesterov, weight_decay)
-    if setting.epsilon is not None:
-        plan += ["--epsilon", _number(setting.epsilon), "--delta", f"{setting.delta:g}"]
-    out.print(f"\nTo use it: {_how_to_use(found.best, plan)}")
+        output.print_paragraph(reason, bullet="• ")
+    output.print_text()
+    output.print_paragraph("Assumptions: " + "; ".join(found.assumptions) + ".")
+    output.print_text(f"\nTo use it: {_how_to_use(found.best, arguments)}")
 
 
-def _how_to_use(best: Entry, plan: list[str]) -> str:
+def _how_to_use(best: Entry, arguments: list[str]) -> str:
     if best.amplified:
         return "antiphase train --mechanism dp-sgd …"
     if best.name == "curvature":
-        return 'antiphase.design("curvature", spectrum=…) in Python, with the spectrum given here'
-    options = [
-        w
-        for k, v in best.candidate.options.items()
-        for w in (f"--{k.replace('_', '-')}", _number(v))
-    ]
-    return shlex.join(["antiphase", "design", best.name, *plan, *options, "-o", "plan.antiphase"])
+        return 'antiphase.design("curvature", spectrum=…) in Python, with the same spectrum'
+    for name, value in best.candidate.options.items():
+        arguments += _argument(name, value)
+    return shlex.join(["antiphase", "design", best.name, *arguments, "-o", "plan.antiphase"])
+
+
+def _arguments(group: Any) -> list[str]:
+    """Return the command-line arguments of a group of options that differ from the defaults."""
+    arguments: list[str] = []
+    for field in fields(group):
+        value = getattr(group, field.name)
+        if value != field.default:
+            arguments += _argument(field.name, value)
+    return arguments
+
+
+def _argument(name: str, value: Any) -> list[str]:
+    """Return an option with its value, as short as it can be typed.
+
+    >>> _argument("final_weight", 16.0), _argument("lr", 0.1), _argument("nesterov", True)
+    (['--final-weight', '16'], ['--lr', '0.1'], ['--nesterov'])
+    """
+    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return [option]
+    whole = isinstance(value, float) and value.is_integer()
+    return [option, str(int(value)) if whole else str(value)]

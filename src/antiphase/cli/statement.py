@@ -1,40 +1,47 @@
-"""``antiphase statement``: the privacy statement of a mechanism file."""
+"""``antiphase statement``: print the privacy statement of a mechanism file."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from antiphase.cli.calibrate import File
-from antiphase.cli.console import Delta, Json, misused
+import antiphase as ap
+from antiphase.cli.errors import usage_error
+from antiphase.cli.options import Delta, Json, MechanismFile
 
 
 def statement(
-    file: File,
+    file: MechanismFile,
     delta: Delta = None,
     released: Annotated[
-        int | None, typer.Option(help="How many rows have been released so far.", min=0)
+        int | None, typer.Option(help="Number of rows released so far.", min=0)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What a mechanism promises, in words, or as JSON that anybody can re-derive.
+    """Print the guarantee of a mechanism, in words or as JSON that can be checked.
 
     FILE is a mechanism that design or calibrate wrote.
 
     Example: antiphase statement plan.antiphase
     """
-    import antiphase as ap
-
-    mechanism = ap.load(file)
-    if not isinstance(mechanism, ap.Mechanism):
-        raise ValueError(
-            f"{file} holds a design that is not calibrated, and promises nothing; first: antiphase calibrate {file} "
-            "--epsilon … --delta … -o …"
-        )
+    mechanism = load_calibrated(file)
     if delta is None and mechanism.target_delta is None:
-        raise misused(
-            f"{file} was made without δ: give --delta, well below one over the number of records"
+        raise usage_error(
+            f"{file} was calibrated without δ: give --delta, well below one over the number of "
+            "records"
         )
     made = mechanism.statement(delta, released=released)
     print(made.to_json() if as_json else made)
+
+
+def load_calibrated(file: Path | str) -> ap.Mechanism:
+    """Load a mechanism; refuse a design that is not calibrated."""
+    mechanism = ap.load(file)
+    if not isinstance(mechanism, ap.Mechanism):
+        raise ValueError(
+            f"{file} is a design that is not calibrated, so it has no guarantee; first: antiphase "
+            f"calibrate {file} --epsilon … --delta … -o …"
+        )
+    return mechanism

@@ -1,4 +1,4 @@
-"""``antiphase verify``: checks a mechanism file by other methods than those that made it."""
+"""``antiphase verify``: check a mechanism file by other methods than those that made it."""
 
 from __future__ import annotations
 
@@ -8,64 +8,61 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from antiphase.cli import console
-from antiphase.cli.calibrate import File
-from antiphase.cli.console import Delta, Json, Quiet, err, out
+import antiphase as ap
+from antiphase import verification
+from antiphase.cli import errors, output
+from antiphase.cli.options import Delta, DisplayOptions, MechanismFile
+from antiphase.cli.progress import progress_bar
 
 
 def verify(
-    file: File,
+    file: MechanismFile,
+    *,
     statement: Annotated[
-        Path | None, typer.Option("--statement", help="A statement in JSON that is to match it.")
+        Path | None, typer.Option("--statement", help="A statement in JSON that must match it.")
     ] = None,
     delta: Delta = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Solve for the bound again, too: may take long.")
+        bool, typer.Option("--full", help="Compute the bound again, too: may take long.")
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    display: DisplayOptions,
 ) -> None:
-    """Check that a mechanism file is what it claims: sensitivity, noise and ε computed again, by other ways.
+    """Verify a mechanism file: compute sensitivity, noise and ε again, by other methods.
 
-    FILE is a mechanism or a design. Exit code 0: all that was checked holds; 1: a check fails; 2: it could not be
-    checked, as a file that is missing, or damaged so that it does not fit its own digest. Rely on it only after 0.
+    FILE is a mechanism or a design. Exit code 0: every check holds; 1: a check fails; 2: it could
+    not be checked, because the file is missing or damaged. Rely on it only after 0.
 
     Example: antiphase verify plan.antiphase
     """
-    import antiphase as ap
-    from antiphase import verification
-
     loaded = ap.load(file)
     claims = verification.read_statement(statement) if statement is not None else None
-    with console.bar(quiet or as_json) as progress:
-        progress.add_task(f"verifying {file}", total=None)
+    with progress_bar(display.silent, f"verifying {file}"):
         checks = verification.verify(loaded, claims, delta=delta, full=full)
-    good = all(check.holds for check in checks)
-    if as_json:
-        console.print_json(
-            {"file": str(file), "holds": good, "checks": [vars(check) for check in checks]}
-        )
+    failed = [check.what for check in checks if not check.holds]
+    if display.as_json:
+        result = {"file": file, "holds": not failed, "checks": [vars(check) for check in checks]}
+        output.print_json(result)
     else:
-        for check in checks:
-            mark = "[green]holds[/]" if check.holds else "[bold red]FAILS[/]"
-            out.print(
-                f"{mark}  {escape(f'{check.what}: claimed {check.claimed}; found {check.found}')}"
-            )
-    if not good:
-        wrong = [check.what for check in checks if not check.holds]
-        whose = (
-            f"{statement} is no statement of {file}"
-            if wrong == [checks[-1].what] and statement
-            else str(file)
+        _print(checks)
+    if failed:
+        subject = str(file)
+        if statement is not None and failed == [checks[-1].what]:
+            subject = f"{statement} is not a statement of {file}"
+        output.print_error(
+            "error", f"{subject}: {len(failed)} of {len(checks)} checks fail. Do not rely on it."
         )
-        err.print(
-            f"[bold red]refused:[/] {escape(whose)}: {len(wrong)} of {len(checks)} checks fail. Do not rely on it."
-        )
-        raise typer.Exit(console.NO)
-    if not as_json:
-        out.print(f"{escape(str(file))}: all {len(checks)} checks hold.")
+        raise typer.Exit(errors.EXIT_NO)
+    if not display.as_json:
+        output.print_text(f"{file}: all {len(checks)} checks hold.")
     if loaded.steps > verification.LARGEST:
-        console.warn(
-            f"{loaded.steps:,} steps are more than {verification.LARGEST:,}: the encoder was not looked at entry by "
-            "entry, and no noise was made"
+        output.print_warning(
+            f"{loaded.steps:,} steps exceed {verification.LARGEST:,}: the encoder was not checked "
+            "entry by entry, and no noise was drawn"
         )
+
+
+def _print(checks: list[verification.Check]) -> None:
+    for check in checks:
+        mark = "[green]holds[/]" if check.holds else "[bold red]FAILS[/]"
+        text = f"{check.what}: claimed {check.claimed}; found {check.found}"
+        output.out.print(f"{mark}  {escape(text)}")

@@ -203,14 +203,14 @@ class _Search:
         label = candidate.label
         if label not in self.ranked and label not in self.refused:
             self.report(label)
-            if name != "dp-sgd":
-                options["tolerance"] = self.tolerance
+            stop: dict[str, Any] = {} if name == "dp-sgd" else {"tolerance": self.tolerance}
             try:
                 f = design(
                     name,
                     workload=self.setting.workload,
                     participation=self.setting.participation,
                     **options,
+                    **stop,
                 )
                 self.ranked[label] = RankedDesign(candidate, self.criterion.noise(f))
             except REFUSALS as error:

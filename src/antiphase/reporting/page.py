@@ -15,6 +15,7 @@ import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from typing import Any, Literal
 import jinja2
 from markupsafe import Markup, escape
 
+from antiphase import __version__
 from antiphase._util import files
 from antiphase.reporting import palette, svg
 from antiphase.reporting.axes import tick_label, typeset
@@ -108,6 +110,11 @@ class Page:
     reproduce: Sequence[str] = ()
     notes: Sequence[str] = ()
     made: str = ""
+
+
+def version_and_time() -> str:
+    """Version of antiphase and the current time, for `Page.made`."""
+    return f"antiphase {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def write(path: str | os.PathLike[str], page: Page) -> Path:

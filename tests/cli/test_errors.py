@@ -1,11 +1,13 @@
-"""What cannot be done is refused in one line that says why, before any work, and leaves nothing behind."""
+"""Invalid input ends with a one-line error, before any work, and leaves no file behind."""
 
 import pytest
+
+import antiphase as ap
 
 DESIGN = ["design", "dp-mf", "--steps", "16"]
 TRAIN = ["train", "--data", "digits", "--epsilon", "8", "--delta", "1e-4"]
 
-NOT_UNDERSTOOD = {
+USAGE_ERRORS = {
     "design dp-mf --steps -3": "--steps",
     "design dp-mf --steps many": "--steps",
     "design dp-mf": "--steps",
@@ -26,14 +28,14 @@ NOT_UNDERSTOOD = {
     "design toeplitz --steps 16 --sampler cyclic-poisson --sampling-rate 0.1": "--epsilon",
     "design toeplitz --steps 16 --sampler cyclic-poisson --epsilon 8 --delta 1e-5": "--sampling-rate",
     "design toeplitz --steps 16 --sampling-rate 0.1 --epsilon 8 --delta 1e-5": "--sampler",
-    "design blt --steps 16 --sampler cyclic-poisson --sampling-rate 0.1 --epsilon 8 --delta 1e-5": "few bands",
+    "design blt --steps 16 --sampler cyclic-poisson --sampling-rate 0.1 --epsilon 8 --delta 1e-5": "banded design",
     "design toeplitz --steps 8 --epochs 2 --sampler cyclic-poisson --sampling-rate 1 --noise-multiplier 1": "--epochs",
     "design toeplitz --steps 16 --sampler cyclic-poisson --sampling-rate 0.1 --noise-multiplier 1": "--bands auto",
     "compare --steps 16 --sampler poisson": "--epsilon",
     "compare --steps 16 --sampler shuffled": "balls-in-bins",
     "compare --steps 16 --epsilon 8 --delta 1e-5 --sampling-rate 0.1": "--sampler",
     "compare --steps 16 --family -m dp-sgd": "give one",
-    "compare --steps 16 -m dp-sgd:poisson,balls-in-bins": "cannot both be",
+    "compare --steps 16 -m dp-sgd:poisson,balls-in-bins": "exclude each other",
     "calibrate --epsilon 8 --delta 1e-5 --sampler balls-in-bins --sampling-rate 0.1": "--sampling-rate is for",
     "compare --steps 16 --epsilon 8": "--delta",
     "compare --steps 16 --delta 1e-5": "--epsilon",
@@ -69,7 +71,7 @@ NOT_UNDERSTOOD = {
     "design dp-mf --steps 3 --nope": "--nope",
 }
 
-REFUSED = {
+INPUT_ERRORS = {
     "design dp-mf --steps 16 --option foo=3": "it takes weights",
     "design dp-mf --steps 16 --buffers lots": "auto, exact",
     "design dp-mf --steps 16 --buffers 0": "buffers = 0",
@@ -80,16 +82,16 @@ REFUSED = {
     "design dp-mf+ --steps 16 --tau 0": "tau = 0",
     "calibrate --epsilon -1 --delta 1e-5": "epsilon = -1",
     "design dp-mf --steps 16 --epsilon 8 --delta 2": "delta = 2",
-    "design dp-mf --steps 16 -o missing/x.antiphase": "there is no folder missing",
+    "design dp-mf --steps 16 -o missing/x.antiphase": "folder missing does not exist",
     "design dp-mf --steps 16 -o .": "is a folder",
     "design dp-mf --steps 16 --figures plan.antiphase": "plan.antiphase",
-    "compare --steps 16 --html missing/x.html": "there is no folder missing",
+    "compare --steps 16 --html missing/x.html": "folder missing does not exist",
     "compare --steps 16 -m dp-mf:poisson": "dp-sgd alone",
     "compare --steps 16 -m dp-sgd:poisson": "depends on ε",
     "compare --steps 16 -m dp-mf+:tau=0": "tau = 0",
     "calibrate absent.antiphase --epsilon 8 --delta 1e-5": "absent.antiphase: No such file",
     "calibrate garbage --epsilon 8 --delta 1e-5": "garbage: not an antiphase file",
-    "calibrate plan.antiphase --epsilon 8 --delta 1e-5 -o missing/x": "there is no folder missing",
+    "calibrate plan.antiphase --epsilon 8 --delta 1e-5 -o missing/x": "folder missing does not exist",
     "calibrate plan.antiphase --epsilon 8 --delta 1e-5 --sampling-rate 0.1": "independent noise",
     "statement absent.antiphase": "absent.antiphase: No such file",
     "statement garbage": "not an antiphase file",
@@ -111,8 +113,8 @@ REFUSED = {
     "train --data digits --epsilon 8 --delta 1e-4 --model nope:made": "nope",
     "train --data digits --epsilon 8 --delta 1e-4 --option foo=3": "it takes tau",
     "train --data digits --epsilon 8 --delta 1e-4 --lr -1": "learning_rate = -1",
-    "train --data digits --epsilon 8 --delta 1e-4 -o missing/w": "there is no folder missing",
-    "train --data digits --epsilon 8 --delta 1e-4 --html missing/w": "there is no folder missing",
+    "train --data digits --epsilon 8 --delta 1e-4 -o missing/w": "folder missing does not exist",
+    "train --data digits --epsilon 8 --delta 1e-4 --html missing/w": "folder missing does not exist",
     "train --data digits --epsilon 8 --delta 1e-4 --checkpoint full": "--resume",
     "train --data digits --epsilon 8 --delta 1e-4 --checkpoint none --resume": "without --resume",
 }
@@ -132,18 +134,18 @@ def around(plan, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", NOT_UNDERSTOOD)
-def test_not_understood(refused, around, words):
+@pytest.mark.parametrize("words", USAGE_ERRORS)
+def test_wrong_usage(refused, around, words):
     said = refused(*words.split(), code=2)
-    assert NOT_UNDERSTOOD[words] in said
+    assert USAGE_ERRORS[words] in said
     assert said.rstrip().endswith("--help")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", REFUSED)
-def test_refused(refused, around, words):
-    """With code 2: a script that takes 1 for "no" must not get it where nothing was found out."""
-    assert REFUSED[words] in refused(*words.split(), code=2)
+@pytest.mark.parametrize("words", INPUT_ERRORS)
+def test_invalid_input(refused, around, words):
+    """The exit code is 2: 1 would be an answer of verify or audit."""
+    assert INPUT_ERRORS[words] in refused(*words.split(), code=2)
 
 
 def test_words_in_brackets_are_shown_as_they_are(refused):
@@ -151,18 +153,32 @@ def test_words_in_brackets_are_shown_as_they_are(refused):
 
 
 def test_a_bug_keeps_its_traceback(run, monkeypatch):
-    """What is not ours to explain is not hidden behind a message; nor is it an answer of code 1."""
-    import antiphase as ap
+    """An exception that does not report invalid input is shown in full; its exit code is not 1."""
 
     def broken(*args, **options):
-        return {}["absent"] if "steps" in options else int("no number")
+        return {}["absent"]
 
-    for name, words, said in (
-        ("design", DESIGN, "ValueError: invalid literal"),
-        ("design", ["calibrate", "--epsilon", "1", "--delta", "1e-5"], "KeyError: 'absent'"),
-    ):
-        monkeypatch.setattr(ap, name, broken)
+    monkeypatch.setattr(ap, "design", broken)
+    for words in (DESIGN, ["calibrate", "--epsilon", "1", "--delta", "1e-5"]):
         done = run(*words)
         assert (done.code, done.out) == (2, "")
         assert done.err.startswith("Traceback")
-        assert said in done.err.splitlines()[-1]
+        assert "KeyError: 'absent'" in done.err.splitlines()[-1]
+
+
+def test_every_error_has_a_traceback_on_request(run, monkeypatch):
+    """A ValueError reports invalid input; should it be a bug, its traceback can be seen."""
+
+    def broken(*args, **options):
+        return int("no number")
+
+    monkeypatch.setattr(ap, "design", broken)
+    done = run(*DESIGN)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: invalid literal")
+    monkeypatch.setenv("ANTIPHASE_TRACEBACK", "1")
+    done = run(*DESIGN)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("Traceback")
+    assert 'int("no number")' in done.err
+    assert "error: invalid literal" in done.err.splitlines()[-1]

@@ -1,0 +1,314 @@
+"""Options that several commands share.
+
+A command takes a group of options as one parameter, whose type is a dataclass of this module:
+`expand_groups` makes each of its fields an option.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import click
+import typer
+
+from antiphase.cli.errors import usage_error
+from antiphase.design import names
+from antiphase.participation import Participation, from_epochs, min_separation
+from antiphase.sampling import ADJACENCIES, AMPLIFIED
+from antiphase.workload import SCHEDULES, Workload
+
+MECHANISMS = tuple(names())
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of a command whose type is a dataclass by the dataclass's fields."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            annotations = get_type_hints(groups[name], include_extras=True)
+            parameters += [
+                field.replace(kind=parameter.KEYWORD_ONLY, annotation=annotations[field.name])
+                for field in inspect.signature(groups[name]).parameters.values()
+            ]
+        else:
+            parameters.append(
+                parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name])
+            )
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{f.name: values.pop(f.name) for f in fields(group)})
+        command(**values)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def help_text(command: Callable[..., None]) -> str:
+    """Return the docstring of a command as its help: paragraphs of one line, and an example.
+
+    Lines of an example are kept (by a backspace, as in Click) and continued by a backslash, so that
+    it can be copied.
+    """
+    *paragraphs, example = (inspect.getdoc(command) or "").split("\n\n")
+    paragraphs = [" ".join(paragraph.split()) for paragraph in paragraphs]
+    return "\n\n".join([*paragraphs, "\b\n" + " \\\n".join(example.splitlines())])
+
+
+def one_of(*words: str) -> Any:
+    """Return the type of an option whose value is one of these words."""
+    return click.Choice(words)
+
+
+MechanismFile = Annotated[Path, typer.Argument(help="A mechanism file.", show_default=False)]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(help="Privacy budget ε of the whole training.", show_default=False),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(help="δ: well below one over the number of records.", show_default=False),
+]
+ClipNorm = Annotated[
+    float,
+    typer.Option("--clip", "--clip-norm", help="Norm to which each record's gradient is clipped."),
+]
+LearningRate = Annotated[
+    float, typer.Option("--lr", "--learning-rate", help="Learning rate; the first of a schedule.")
+]
+DataFolder = Annotated[
+    Path | None, typer.Option(help="Folder with the files of a data set known by name.")
+]
+DATA_HELP = "digits, mnist, fashion-mnist, cifar10; or your folder, .npz or .csv."
+Parameters = Annotated[
+    int,
+    typer.Option(help="Size of the model: for memory and time of the noise.", min=1),
+]
+Tolerance = Annotated[float, typer.Option(help="Certified gap at which designs stop.")]
+HtmlFile = Annotated[Path | None, typer.Option(help="Write a page that opens in any browser.")]
+FiguresFolder = Annotated[Path | None, typer.Option(help="Folder for figures, SVG and PNG.")]
+MechanismOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="Another option of the mechanism, as name=value."),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print JSON to standard output, and nothing else there.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints.")]
+
+
+@dataclass(frozen=True)
+class DisplayOptions:
+    """What is printed."""
+
+    as_json: Json = False
+    quiet: Quiet = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether no progress is shown."""
+        return self.quiet or self.as_json
+
+
+@dataclass(frozen=True)
+class EpochOptions:
+    """Length of the training."""
+
+    steps: Annotated[int, typer.Option(help="Number of steps.", min=1, show_default=False)]
+    epochs: Annotated[
+        int, typer.Option(help="How often each record takes part, in a fixed order.", min=1)
+    ] = 1
+
+    def participation(self) -> Participation:
+        """Return the participation that the options describe."""
+        every = -(-self.steps // self.epochs)
+        if (self.epochs - 1) * every >= self.steps:
+            raise usage_error(
+                f"--epochs {self.epochs} does not fit --steps {self.steps}: with {every} "
+                f"step{'s' * (every > 1)} an epoch there are only {-(-self.steps // every)}"
+            )
+        return from_epochs(self.steps, self.epochs)
+
+
+@dataclass(frozen=True)
+class ParticipationOptions(EpochOptions):
+    """Length of the training, with a fixed order or a minimum separation."""
+
+    separation: Annotated[
+        int | None,
+        typer.Option(
+            help="Instead of a fixed order: minimum number of steps between participations.", min=1
+        ),
+    ] = None
+
+    def participation(self) -> Participation:
+        """Return the participation that the options describe."""
+        if self.separation is not None:
+            return min_separation(self.epochs, self.separation)
+        return super().participation()
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """The optimizer, SGD."""
+
+    lr: LearningRate = 1.0
+    schedule: Annotated[
+        str, typer.Option(help="Schedule of the learning rate.", click_type=one_of(*SCHEDULES))
+    ] = "constant"
+    momentum: Annotated[float, typer.Option(help="Momentum of SGD, below 1.", min=0.0)] = 0.0
+    nesterov: Annotated[bool, typer.Option("--nesterov", help="Nesterov momentum.")] = False
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of SGD.", min=0.0)] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise usage_error("--nesterov needs --momentum above 0")
+
+    def workload(self, steps: int) -> Workload:
+        """Return the workload of that many steps."""
+        shape = SCHEDULES[self.schedule]
+        constant = self.schedule == "constant"
+        return Workload.sgd(
+            steps,
+            learning_rates=self.lr
+            if constant
+            else [self.lr * shape(t / steps) for t in range(steps)],
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+        )
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """The privacy budget."""
+
+    epsilon: Epsilon = None
+    delta: Delta = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and self.delta is None:
+            raise usage_error("--epsilon needs --delta: well below one over the number of records")
+        if self.delta is not None and not self.given:
+            raise usage_error("--delta needs --epsilon")
+
+    @property
+    def given(self) -> bool:
+        """Whether the noise multiplier follows from the options."""
+        return self.epsilon is not None
+
+
+@dataclass(frozen=True)
+class CalibrationOptions(BudgetOptions):
+    """The privacy budget, or the noise multiplier instead; and the clip norm."""
+
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(help="Noise over sensitivity, instead of --epsilon.", show_default=False),
+    ] = None
+    clip: ClipNorm = 1.0
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise usage_error("give one of --epsilon and --noise-multiplier; the other follows")
+        super().__post_init__()
+
+    @property
+    def given(self) -> bool:
+        """Whether the noise multiplier is given, or follows from the options."""
+        return self.epsilon is not None or self.noise_multiplier is not None
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Adjacency and the sampling of batches."""
+
+    adjacency: Annotated[
+        str,
+        typer.Option(
+            help="How the neighbouring data set differs; add-remove is for Poisson batches.",
+            click_type=one_of(*ADJACENCIES),
+        ),
+    ] = "zero-out"
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            help="How batches are sampled; mechanisms with a proof for it are amplified.",
+            click_type=one_of(*AMPLIFIED),
+            show_default=False,
+        ),
+    ] = None
+    sampling_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability of a record to be in a batch, for poisson and cyclic-poisson.",
+            show_default=False,
+        ),
+    ] = None
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether the sampler has a sampling rate."""
+        return self.sampler in ("poisson", "cyclic-poisson")
+
+    def require_no_stray_rate(self) -> None:
+        """Refuse a sampling rate without a sampler that has one."""
+        if self.sampling_rate is not None and not self.has_rate:
+            raise usage_error("--sampling-rate is for --sampler poisson and cyclic-poisson")
+
+    def require_rate(self) -> None:
+        """Refuse a sampler without its sampling rate, and a fixed order with add-remove."""
+        self.require_no_stray_rate()
+        if self.sampling_rate is None and self.has_rate:
+            raise usage_error(f"--sampler {self.sampler} needs --sampling-rate")
+        if self.adjacency == "add-remove" and self.sampler is None:
+            raise usage_error(
+                "--adjacency add-remove is for Poisson batches: in a fixed order one record more "
+                "would shift all later batches. Take zero-out or replace-one"
+            )
+
+
+def parse_options(pairs: list[str] | None) -> dict[str, Any]:
+    """Return options given as ``name=value``; values are JSON, or else strings.
+
+    >>> parse_options(["tau=128", "anchor=end", "include_final=true"])
+    {'tau': 128, 'anchor': 'end', 'include_final': True}
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not re.fullmatch(r"[a-z_]+", name):
+            raise usage_error(f"{pair!r} must be name=value, as in tau=128")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value.strip()
+    return options
+
+
+def require_writable(*paths: Path | None) -> None:
+    """Refuse files that cannot be written, before any work is done for them."""
+    for path in filter(None, paths):
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder; give the name of a file")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{path}: folder {path.parent} does not exist; create it first")
+
+
+def typed_command() -> str:
+    """Return the command line as it was typed."""
+    return shlex.join(["antiphase", *sys.argv[1:]])

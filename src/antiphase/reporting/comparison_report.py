@@ -1,0 +1,192 @@
+"""Charts and a page for a comparison of mechanisms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from antiphase.comparison import Comparison, Entry
+from antiphase.reporting.charts import (
+    MAX_STEPS,
+    Lines,
+    frontier,
+    noise_per_iterate,
+    noise_spectrum,
+)
+from antiphase.reporting.page import Column, Grid, Page, version_and_time
+
+SAMPLING_REQUIREMENTS = {
+    "poisson": "Poisson sampling, anew at every step",
+    "cyclic-poisson": "Poisson sampling within each group, anew at every step",
+    "balls-in-bins": "random assignment to batches, kept secret",
+}
+
+
+def charts(comparison: Comparison) -> dict[str, Lines]:
+    """Charts of a comparison by name.
+
+    Args:
+        comparison: the compared mechanisms.
+
+    Returns:
+        ``noise`` per iterate; ``spectrum`` of the noise, for few enough steps; and the frontiers
+        ``memory`` and ``time``, where there is more than one mechanism.
+    """
+    entries = comparison.entries
+    amplified = {entry.label for entry in entries if entry.amplified}
+    noise = noise_per_iterate({entry.label: (entry.name, entry.deviation) for entry in entries})
+    series = [replace(s, dashed=s.label in amplified) for s in noise.series]
+    note = "Dashed: with amplification." if amplified else ""
+    result = {"noise": replace(noise, series=series, note=note)}
+    in_fixed_order = {e.label: (e.name, e.factorization) for e in entries if not e.amplified}
+    if in_fixed_order and comparison.setting.steps <= MAX_STEPS:
+        result["spectrum"] = noise_spectrum(in_fixed_order)
+    if len(entries) < 2:
+        return result
+    result["memory"] = frontier(
+        {entry.label: (entry.name, 1 + entry.vectors, entry.average) for entry in entries},
+        [entry.label for entry in comparison.memory_frontier],
+        "Least noise for the memory",
+        "vectors in memory, including the model",
+    )
+    if comparison.time_frontier:
+        result["time"] = frontier(
+            {
+                entry.label: (entry.name, 1e3 * entry.step_seconds, entry.average)
+                for entry in entries
+            },
+            [entry.label for entry in comparison.time_frontier],
+            "Least noise for the time",
+            f"time of the noise per step (ms, {comparison.setting.parameters:,} parameters)",
+        )
+    return result
+
+
+def page(comparison: Comparison, command: str) -> Page:
+    """Page about a comparison.
+
+    Args:
+        comparison: the compared mechanisms.
+        command: the command line that reproduces it.
+    """
+    setting, entries = comparison.setting, comparison.entries
+    best = min(entries, key=lambda entry: entry.final)
+    rows = [_row(e, row) for e, row in zip(entries, comparison.rows(), strict=True)]
+    notes = [
+        "Noise is a standard deviation per coordinate of the summed updates, at clip norm 1, "
+        "before division by the batch size."
+    ]
+    notes += [f"{e.label} is not amplified: {e.unamplified}" for e in entries if e.unamplified]
+    notes += [f"Without {label}: {reason}" for label, reason in comparison.refused.items()]
+    return Page(
+        title="antiphase: mechanisms compared",
+        question=f"Which noise for {setting.describe()}?",
+        answer=_answer(comparison, best),
+        points=_points(comparison, best),
+        grids=[
+            Grid("Noise in the model at equal privacy", _noise_columns(comparison), rows),
+            Grid("Cost", _cost_columns(setting.parameters), rows),
+        ],
+        charts=list(charts(comparison).values()),
+        statements=[best.mechanism.statement()] if setting.delta is not None else [],
+        reproduce=[command],
+        notes=notes,
+        made=version_and_time(),
+    )
+
+
+def _row(entry: Entry, row: Mapping[str, Any]) -> dict[str, Any]:
+    measured = math.isfinite(entry.step_seconds)
+    return {
+        **row,
+        "step_ms": 1e3 * entry.step_seconds if measured else None,
+        "mb": entry.noise_bytes / 1e6,
+        "drawn": "sampled, amplified" if entry.amplified else "not amplified",
+        "frontier": _frontiers(row),
+    }
+
+
+def _frontiers(row: Mapping[str, Any]) -> str | None:
+    """Name the frontiers that a mechanism is on.
+
+    >>> _frontiers({"memory_frontier": True, "time_frontier": True})
+    'memory, time'
+    """
+    return ", ".join(cost for cost in ("memory", "time") if row[f"{cost}_frontier"]) or None
+
+
+def _noise_columns(comparison: Comparison) -> list[Column]:
+    average = "standard deviation per coordinate, over all iterates"
+    final = "standard deviation per coordinate in the last iterate"
+    columns = [
+        Column("label", "mechanism"),
+        Column(
+            "noise_multiplier",
+            "noise multiplier",
+            help="noise over sensitivity, for the given privacy budget",
+            digits=4,
+        ),
+        Column("average", "average iterate", "σ", average, "low", 4),
+        Column("final", "final iterate", "σ", final, "low", 4),
+        Column("average_relative", "average / DP-SGD", better="low", digits=3),
+        Column("final_relative", "final / DP-SGD", better="low", digits=3),
+        Column(
+            "over_optimum", "over optimum", "×", "squared noise over the certified least", "low", 4
+        ),
+        Column("gap", "gap", "", "from the optimum for its own objective, at most", digits=2),
+    ]
+    if comparison.setting.sampler != "fixed-order":
+        columns.insert(1, Column("drawn", "batches"))
+    return columns
+
+
+def _cost_columns(parameters: int) -> list[Column]:
+    on_frontier = "no other has as little noise in the average iterate at as little of these"
+    return [
+        Column("label", "mechanism"),
+        Column("design_seconds", "design", "s", "time to design; next to none if cached", digits=2),
+        Column("mb", "noise memory", "MB", f"for {parameters:,} parameters", digits=3),
+        Column("step_ms", "noise per step", "ms", "longest time for a row of noise", digits=2),
+        Column("frontier", "frontier", "", on_frontier),
+    ]
+
+
+def _answer(comparison: Comparison, best: Entry) -> str:
+    entries, base = comparison.entries, comparison.base
+    if len(entries) > 1 and max(e.final for e in entries) <= best.final * (1 + 1e-9):
+        return "All of them leave the same noise in the final model."
+    relative = ""
+    if base is not None and best is not base:
+        relative = f": {best.final / base.final:.0%} of DP-SGD's, at the same privacy"
+    return f"{best.label} leaves least noise in the final model{relative}."
+
+
+def _points(comparison: Comparison, best: Entry) -> list[str]:
+    setting, points = comparison.setting, []
+    least = min(comparison.entries, key=lambda entry: entry.average)
+    if least is not best and best.average > least.average:
+        points.append(
+            f"Over all iterates {least.label} leaves least; {best.label} leaves "
+            f"{best.average / least.average - 1:.1%} more there."
+        )
+    if least.over_optimum is not None and least.over_optimum < 1:
+        points.append(
+            f"{least.label} leaves less noise over all iterates than any encoder on batches in a "
+            "fixed order can. It needs true "
+            f"{SAMPLING_REQUIREMENTS[least.mechanism.sampler]}."
+        )
+    elif least.over_optimum is not None:
+        points.append(
+            f"{least.label}'s squared noise over all iterates is {least.over_optimum:.4f} times "
+            "the certified least: no encoder on batches in a fixed order has less."
+        )
+    if setting.epsilon is None:
+        points.append("Every mechanism here has noise multiplier 1, so the same ε at any δ.")
+    else:
+        points.append(
+            f"Every mechanism here promises ε = {setting.epsilon:g} at δ = {setting.delta:g} "
+            f"({setting.adjacency}) for the whole training."
+        )
+    return points
