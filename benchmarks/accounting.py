@@ -5,6 +5,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant
 
 from antiphase import accounting
+from antiphase.accounting import poisson
 from benchmarks.asking import Claim, Loss
 from benchmarks.timing import Timing, in_words, ratio_in_words, seconds
 from experiments.runner import Table
@@ -41,7 +42,7 @@ def _gaussian(multiplier):
 
 
 def _ours(multiplier, rate, steps):
-    accounting._poisson_account.cache_clear()  # which remembers the last few
+    poisson._loss_distribution.cache_clear()  # which remembers the last few
     return accounting.poisson_epsilon(multiplier, DELTA, sampling_rate=rate, steps=steps)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import antiphase as ap
 from antiphase.mechanism import Mechanism
 from antiphase.reporting import charts, figures
-from antiphase.torch.batch_selection import CyclicPoisson
+from antiphase.torch.batch_selection import PoissonBatches
 from experiments import mnist
 from experiments.accuracies import key, mean, over_budgets, percent, verdict
 from experiments.linear_training import Batches
@@ -82,7 +82,7 @@ def _banded(cell: Cell) -> Mechanism:
     return ap.best_bands(
         cell["mechanism"],
         workload=mnist.setting_of(cell).workload,
-        sampling_rate=mnist.sampling_rate(cell),
+        sampling=ap.sampling.CyclicPoisson(mnist.sampling_rate(cell)),
         epsilon=cell["epsilons"][0],
         delta=cell["delta"],
         clip_norm=cell["clip_norm"],
@@ -95,7 +95,7 @@ def _batches(cell: Cell, made: Mechanism, trial: int) -> Batches | None:
     key, _ = mnist.key_and_run(cell, trial)
     size, rate = len(mnist.examples()[0].inputs), mnist.sampling_rate(cell)
     # With one band every step draws from everyone, which is DP-SGD's own sampling.
-    drawn = CyclicPoisson(
+    drawn = PoissonBatches(
         size, rate, groups=made.factorization.bands, secret=key.subkey("samples", str(trial))
     )
     return (drawn.drawn(step) for step in range(cell["steps"]))

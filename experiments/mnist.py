@@ -32,7 +32,7 @@ from antiphase.participation import min_separation
 from antiphase.recommendation import recommend
 from antiphase.reporting import charts, figures
 from antiphase.theory.spectrum import Spectrum
-from antiphase.torch.batch_selection import FixedOrder
+from antiphase.torch.batch_selection import FixedOrderBatches
 from antiphase.torch.training import torch_generator
 from experiments.accuracies import over_budgets
 from experiments.linear_training import Batches, Examples, Matrix, train
@@ -107,7 +107,7 @@ def mechanisms(cell: Cell) -> list[Mechanism]:
     """The same design, calibrated for each ε."""
     promise: dict[str, Any] = {"delta": cell["delta"], "clip_norm": cell["clip_norm"]}
     if "poisson" in cell:
-        promise |= {"sampler": "poisson", "sampling_rate": sampling_rate(cell)}
+        promise["sampling"] = ap.sampling.Poisson(sampling_rate(cell))
     made = _advised(cell) if cell["mechanism"] == "advised" else _design(cell)
     return [ap.calibrate(made, epsilon=epsilon, **promise) for epsilon in cell["epsilons"]]
 
@@ -200,7 +200,7 @@ def batches_of(cell: Cell, trial: int) -> Batches:
         )  # fmt: skip
         return sampler
     order = np.random.default_rng([cell["seed"], trial]).permutation(size)
-    epoch = FixedOrder(size, cell["batch_size"], order=order.tolist())
+    epoch = FixedOrderBatches(size, cell["batch_size"], order=order.tolist())
     return islice(chain.from_iterable(repeat(epoch)), cell["steps"])
 
 

@@ -24,7 +24,7 @@ from antiphase import data
 from antiphase.data import store
 from antiphase.noise.key import Key
 from antiphase.reporting import figures
-from antiphase.torch.batch_selection import FixedOrder
+from antiphase.torch.batch_selection import FixedOrderBatches
 from experiments import accuracies, scattering_features
 from experiments.cifar10 import noise_multiplier
 from experiments.learning_rates import remembered
@@ -170,7 +170,7 @@ def _batches(cell: Cell) -> Iterable[Any]:
     if cell["mechanism"] == "dp-sgd":
         rate = cell["batch_size"] / size
         return (np.flatnonzero(rng.random(size) < rate) for _ in range(cell["steps"]))
-    epoch = FixedOrder(size, cell["batch_size"], order=rng.permutation(size).tolist())
+    epoch = FixedOrderBatches(size, cell["batch_size"], order=rng.permutation(size).tolist())
     return islice(chain.from_iterable(repeat(epoch)), cell["steps"])
 
 

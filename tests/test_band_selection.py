@@ -8,6 +8,7 @@ import pytest
 import antiphase as ap
 from antiphase import accounting, band_selection
 from antiphase.accounting import poisson
+from antiphase.sampling import CyclicPoisson, Poisson
 from antiphase.sensitivity import sensitivity
 
 pytestmark = pytest.mark.slow
@@ -21,7 +22,7 @@ PROMISE = {
 
 @pytest.fixture(scope="module")
 def found():
-    return ap.best_bands(steps=32, sampling_rate=RATE, **PROMISE)
+    return ap.best_bands(steps=32, sampling=CyclicPoisson(RATE), **PROMISE)
 
 
 @pytest.mark.slow
@@ -47,11 +48,7 @@ def test_an_estimate_is_never_below_what_the_accountant_tabulates():
 
 def test_the_mechanism_keeps_its_promise_and_the_record_is_true(found):
     m = found.mechanism
-    assert (m.sampler, m.sampling_rate, m.factorization.bands) == (
-        "cyclic-poisson",
-        RATE,
-        found.bands,
-    )
+    assert (m.sampling, m.factorization.bands) == (CyclicPoisson(RATE), found.bands)
     assert 0.99 * PROMISE["epsilon"] < m.epsilon() <= PROMISE["epsilon"]
     assert [t.bands for t in found.tried] == sorted({t.bands for t in found.tried})
     assert found.expected == min(t.expected for t in found.tried)
@@ -64,7 +61,7 @@ def test_the_mechanism_keeps_its_promise_and_the_record_is_true(found):
 def test_what_is_expected_is_what_compare_finds(found):
     from antiphase.comparison import Candidate, Setting, compare
 
-    setting = Setting.of(32, sampler="cyclic-poisson", rate=RATE, **PROMISE)
+    setting = Setting.of(32, sampling=CyclicPoisson(RATE), **PROMISE)
     (entry,) = compare(
         setting, [Candidate("toeplitz", {"bands": found.bands})], measure=False
     ).entries
@@ -100,11 +97,11 @@ def test_every_family_is_searched_as_if_nothing_were_left_out(name, monkeypatch)
 @pytest.mark.slow
 def test_one_band_is_dp_sgd_on_poisson_samples():
     """So little privacy to lose that amplification is worth more than cancelling."""
-    found = ap.best_bands(steps=16, sampling_rate=0.1, epsilon=0.3, delta=1e-3)
-    assert (found.bands, found.mechanism.factorization.name, found.mechanism.sampler) == (
+    found = ap.best_bands(steps=16, sampling=CyclicPoisson(0.1), epsilon=0.3, delta=1e-3)
+    assert (found.bands, found.mechanism.factorization.name, found.mechanism.sampling) == (
         1,
         "dp-sgd",
-        "poisson",
+        Poisson(0.1),
     )
     assert found.mechanism.noise_multiplier == accounting.poisson_noise_multiplier(
         0.3, 1e-3, sampling_rate=0.1, steps=16
@@ -120,7 +117,7 @@ def test_no_group_is_asked_for_more_than_it_has():
     assert band_selection._most(64, 0.001, 5) == 5
     told = []
     found = ap.best_bands(
-        steps=16, sampling_rate=0.1, most=3, progress=told.append, epsilon=0.3, delta=1e-3
+        steps=16, sampling=CyclicPoisson(0.1), most=3, progress=told.append, epsilon=0.3, delta=1e-3
     )
     assert found.bands <= 3
     assert {report.task for report in told} == {"1 bands", "2 bands", "3 bands"}
@@ -132,7 +129,7 @@ def test_workload_and_objective_are_designed_and_judged_for():
     workload = ap.Workload.sgd(24, momentum=0.9)
     last = ap.objective.Average(final_weight=10.0)
     found = ap.best_bands(
-        "toeplitz", workload=workload, objective=last, sampling_rate=0.04, **PROMISE
+        "toeplitz", workload=workload, objective=last, sampling=CyclicPoisson(0.04), **PROMISE
     )
     f = found.mechanism.factorization
     assert f.workload == workload
@@ -147,8 +144,8 @@ def test_workload_and_objective_are_designed_and_judged_for():
     [
         ({"name": "blt"}, ValueError, "name = 'blt'"),
         ({"steps": None}, TypeError, "steps = None"),
-        ({"sampling_rate": 0.0}, ValueError, "sampling_rate"),
-        ({"sampling_rate": 2.0}, ValueError, "at most 1"),
+        ({"sampling": 0.1}, TypeError, "sampling = 0.1 must be a CyclicPoisson"),
+        ({"sampling": Poisson(0.1)}, TypeError, "must be a CyclicPoisson"),
         ({"epsilon": -1.0}, ValueError, "epsilon"),
         ({"delta": 1.0}, ValueError, "delta"),
         ({"most": 0}, ValueError, "most = 0"),
@@ -163,7 +160,7 @@ def test_workload_and_objective_are_designed_and_judged_for():
 )
 def test_bad_input_is_named(more, error, said):
     with pytest.raises(error, match=said):
-        ap.best_bands(**({"steps": 8, "sampling_rate": 0.1, **PROMISE} | more))
+        ap.best_bands(**({"steps": 8, "sampling": CyclicPoisson(0.1), **PROMISE} | more))
 
 
 def test_what_is_tried_next_is_written_out():

@@ -108,7 +108,7 @@ def test_runs_with_noise_of_their_own_add_up(f, adjacency):
 def test_poisson_samples():
     f = ap.design("dp-sgd", steps=100, epochs=10)
     m = ap.calibrate(
-        f, epsilon=2.0, delta=1e-6, sampler="poisson", sampling_rate=0.05, adjacency="add-remove"
+        f, epsilon=2.0, delta=1e-6, sampling=ap.sampling.Poisson(0.05), adjacency="add-remove"
     )
     assert m.epsilon() <= 2.0
     assert m.noise_scale == m.noise_multiplier  # each step stands for itself: no √k
@@ -202,7 +202,7 @@ def test_a_mechanism_is_frozen_and_says_what_it_is(f):
         "ε = 3 at δ = 1e-06, zero-out>"
     )
     assert "μ = 1" in repr(ap.calibrate(f, noise_multiplier=1.0))
-    sampled = ap.calibrate(SGD, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1)
+    sampled = ap.calibrate(SGD, noise_multiplier=1.0, sampling=ap.sampling.Poisson(0.1))
     assert "clip norm 1, poisson, sampling rate 0.1, zero-out>" in repr(sampled)
 
 
@@ -237,25 +237,24 @@ BAD = [
     (lambda: ap.calibrate(MF, noise_multiplier=1.0, adjacency="swap"), "adjacency = 'swap'"),
     (
         lambda: ap.calibrate(MF, noise_multiplier=1.0, adjacency="add-remove"),
-        "one record more would shift",
+        "an added record would shift",
     ),
     (
-        lambda: ap.calibrate(MF, noise_multiplier=1.0, sampling_rate=0.1),
-        "sampling_rate = 0.1: amplification needs",
+        lambda: ap.calibrate(MF, noise_multiplier=1.0, sampling="poisson"),
+        "sampling = 'poisson' must be a Sampling",
     ),
-    (lambda: ap.calibrate(MF, noise_multiplier=1.0, sampler="shuffle"), "sampler = 'shuffle'"),
+    (lambda: ap.Mechanism(MF, 1.0, sampling=0.1), "sampling = 0.1 must be a Sampling"),
     (
-        lambda: ap.calibrate(MF, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1),
+        lambda: ap.calibrate(MF, noise_multiplier=1.0, sampling=ap.sampling.Poisson(0.1)),
         "independent noise",
     ),
-    (lambda: ap.calibrate(SGD, noise_multiplier=1.0, sampler="poisson"), "sampling_rate = None"),
     (
-        lambda: ap.calibrate(SGD, noise_multiplier=1.0, sampler="poisson", sampling_rate=2.0),
+        lambda: ap.calibrate(SGD, noise_multiplier=1.0, sampling=ap.sampling.Poisson(2.0)),
         "sampling_rate = 2.0",
     ),
     (
         lambda: ap.calibrate(
-            SGD, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1, adjacency="replace-one"
+            SGD, noise_multiplier=1.0, sampling=ap.sampling.Poisson(0.1), adjacency="replace-one"
         ),
         "replace-one",
     ),
@@ -277,5 +276,7 @@ def test_bad_input_is_named(call, words):
 
 
 def test_add_remove_is_offered_with_slots_by_hash():
-    m = ap.calibrate(MF, noise_multiplier=1.0, adjacency="add-remove", sampler="hash-slots")
+    m = ap.calibrate(
+        MF, noise_multiplier=1.0, adjacency="add-remove", sampling=ap.sampling.HashSlots()
+    )
     assert m.epsilon(1e-6) == accounting.gaussian_epsilon(1.0, 1e-6)

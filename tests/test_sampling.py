@@ -7,7 +7,7 @@ from dp_accounting import pld
 
 import antiphase as ap
 from antiphase import accounting, sampling
-from antiphase.accounting import balls_in_bins
+from antiphase.accounting import balls_in_bins, poisson
 from antiphase.sensitivity import sensitivity
 
 pytestmark = pytest.mark.slow
@@ -25,8 +25,7 @@ def amplified(**more):
     how = {
         "noise_multiplier": 1.0,
         "delta": DELTA,
-        "sampler": "cyclic-poisson",
-        "sampling_rate": RATE,
+        "sampling": ap.sampling.CyclicPoisson(RATE),
     }
     return ap.calibrate(banded(), **(how | more))
 
@@ -56,7 +55,7 @@ def of_bands(name, apart=TAU):
         name, steps=STEPS, bands=TAU, participation=ap.min_separation(STEPS // apart, apart=apart)
     )
     return ap.calibrate(
-        f, noise_multiplier=1.0, delta=DELTA, sampler="cyclic-poisson", sampling_rate=RATE
+        f, noise_multiplier=1.0, delta=DELTA, sampling=ap.sampling.CyclicPoisson(RATE)
     )
 
 
@@ -71,7 +70,7 @@ def test_the_noise_is_for_the_largest_column():
 def test_there_are_as_many_groups_as_bands_however_often_a_record_may_come(monkeypatch, apart):
     """What the accountant is asked; a group that comes once more than others counts."""
     monkeypatch.setattr(
-        accounting,
+        poisson,
         "poisson_epsilon",
         lambda s, delta, *, sampling_rate, steps: (sampling_rate, steps),
     )
@@ -85,16 +84,14 @@ def test_there_are_as_many_groups_as_bands_however_often_a_record_may_come(monke
 def asked(monkeypatch):
     """Let the accountant answer with the sampling rate and the number of steps it was asked about."""
     for name in ("poisson_epsilon", "poisson_delta"):
-        monkeypatch.setattr(
-            accounting, name, lambda *_, sampling_rate, steps: (sampling_rate, steps)
-        )
+        monkeypatch.setattr(poisson, name, lambda *_, sampling_rate, steps: (sampling_rate, steps))
 
 
 def test_poisson_samples_are_accounted_for_step_by_step(monkeypatch):
     """One group of everyone: the rate as it is, and as many rounds as rows, of all runs together."""
     asked(monkeypatch)
     f = ap.design("dp-sgd", steps=STEPS, epochs=4)
-    m = ap.calibrate(f, noise_multiplier=1.0, delta=DELTA, sampler="poisson", sampling_rate=RATE)
+    m = ap.calibrate(f, noise_multiplier=1.0, delta=DELTA, sampling=ap.sampling.Poisson(RATE))
     assert [m.epsilon(rows=rows) for rows in (1, 7, STEPS)] == [(RATE, 1), (RATE, 7), (RATE, STEPS)]
     assert [m.delta(1.0, rows=rows) for rows in (1, 7, STEPS)] == [
         (RATE, 1),
@@ -115,12 +112,10 @@ def test_groups_of_each_run_are_rounded_up_on_their_own(monkeypatch):
 def test_rates_up_to_one_are_offered():
     """Everyone in every batch, or in every batch of the group; the sensitivity of one step is exact."""
     f = ap.design("dp-sgd", steps=4)
-    everyone = ap.calibrate(
-        f, noise_multiplier=2.0, delta=DELTA, sampler="poisson", sampling_rate=1.0
-    )
-    assert everyone.sampling_rate == 1.0
+    everyone = ap.calibrate(f, noise_multiplier=2.0, delta=DELTA, sampling=ap.sampling.Poisson(1.0))
+    assert everyone.sampling.rate == 1.0
     assert everyone.statement().sensitivity_is_exact
-    assert amplified(sampling_rate=1 / TAU).sampling_rate == 1 / TAU
+    assert amplified(sampling=ap.sampling.CyclicPoisson(1 / TAU)).sampling.rate == 1 / TAU
     assert amplified().statement().sensitivity_is_exact
     assert "an upper bound" not in str(amplified().statement())
 
@@ -145,7 +140,7 @@ def test_columns_of_a_group_share_no_row():
 def test_balls_in_bins_is_between_nothing_and_no_amplification():
     f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
     plain = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2)
-    hidden = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampler="balls-in-bins")
+    hidden = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampling=ap.sampling.BallsInBins())
     assert 0 < hidden.epsilon() < plain.epsilon()
     assert hidden.noise_scale == plain.noise_scale
     assert hidden.delta(plain.epsilon()) <= 1e-2
@@ -156,44 +151,45 @@ def test_balls_in_bins_is_between_nothing_and_no_amplification():
 def test_a_bin_is_the_sum_of_its_columns_and_every_look_has_its_share_of_failure(monkeypatch):
     """Inner products of the bins' sums; the chances to fail of 16 looks add up to the one stated."""
     f = ap.design("sqrt-toeplitz", steps=9, epochs=3)
-    m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampler="balls-in-bins")
+    m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampling=ap.sampling.BallsInBins())
     C = f.encoder()
     bins = [C[:, i] + C[:, i + 3] + C[:, i + 6] for i in range(3)]
     expected = [[float(a @ b) for b in bins] for a in bins]
-    np.testing.assert_allclose(m.account._gram, expected, rtol=1e-12)
+    np.testing.assert_allclose(m.accountant._gram, expected, rtol=1e-12)
     seen = []
 
     def bound(gram, s, delta, *, failure):
         seen.append((gram.copy(), s, delta, failure))
-        return balls_in_bins.Bound(0.125, 1, failure)
+        return balls_in_bins.MonteCarloBound(0.125, 1, failure)
 
     monkeypatch.setattr(balls_in_bins, "epsilon_bound", bound)
-    sampling._epsilon_of_bins.cache_clear()
+    balls_in_bins._certified_epsilon.cache_clear()
     assert m.epsilon() == 0.125
-    sampling._epsilon_of_bins.cache_clear()
+    balls_in_bins._certified_epsilon.cache_clear()
     (gram, s, delta, failure), *more = seen
     np.testing.assert_allclose(gram, expected, rtol=1e-12)
     assert (s, delta, more) == (1.0, 1e-2, [])
-    assert failure * sampling.TRIES == pytest.approx(balls_in_bins.FAILURE)
+    assert failure * balls_in_bins.MAX_CERTIFICATIONS == pytest.approx(
+        balls_in_bins.FAILURE_PROBABILITY
+    )
 
 
 def test_balls_in_bins_calibration_is_safe():
     f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
-    m = ap.calibrate(f, epsilon=2.0, delta=1e-2, sampler="balls-in-bins")
+    m = ap.calibrate(f, epsilon=2.0, delta=1e-2, sampling=ap.sampling.BallsInBins())
     assert 1.8 < m.epsilon() <= 2.0
     assert m.noise_multiplier < ap.calibrate(f, epsilon=2.0, delta=1e-2).noise_multiplier
 
 
 def test_files_keep_the_sampler(tmp_path):
     f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
-    for m in (amplified(), ap.calibrate(f, noise_multiplier=1.0, sampler="balls-in-bins")):
+    for m in (
+        amplified(),
+        ap.calibrate(f, noise_multiplier=1.0, sampling=ap.sampling.BallsInBins()),
+    ):
         m.save(tmp_path / "m")
         again = ap.load(tmp_path / "m")
-        assert (again.sampler, again.sampling_rate, again.digest) == (
-            m.sampler,
-            m.sampling_rate,
-            m.digest,
-        )
+        assert (again.sampling, again.digest) == (m.sampling, m.digest)
 
 
 @pytest.mark.parametrize(
@@ -201,44 +197,76 @@ def test_files_keep_the_sampler(tmp_path):
     [
         (
             lambda: banded(ap.once()),
-            {"sampler": "cyclic-poisson", "sampling_rate": RATE},
+            {"sampling": ap.sampling.CyclicPoisson(RATE)},
             "design for participation",
         ),
         (
             lambda: banded(ap.min_separation(STEPS // TAU - 1, apart=TAU)),
-            {"sampler": "cyclic-poisson", "sampling_rate": RATE},
+            {"sampling": ap.sampling.CyclicPoisson(RATE)},
             "design for participation",
         ),
-        (banded, {"sampler": "cyclic-poisson"}, "sampling_rate = None"),
         (
             banded,
-            {"sampler": "cyclic-poisson", "sampling_rate": 0.3},
-            "at most 0.25 can be asked for",
+            {"sampling": ap.sampling.CyclicPoisson(0.3)},
+            "the rate is at most 0.25",
         ),
         (
             banded,
-            {"sampler": "cyclic-poisson", "sampling_rate": RATE, "adjacency": "replace-one"},
+            {"sampling": ap.sampling.CyclicPoisson(RATE), "adjacency": "replace-one"},
             "replace-one",
         ),
-        (banded, {"sampler": "poisson", "sampling_rate": RATE}, "independent noise"),
-        (banded, {"sampler": "fixed-order", "sampling_rate": RATE}, "sampling_rate"),
-        (banded, {"sampler": "balls-in-bins"}, "one slot in every epoch"),
+        (banded, {"sampling": ap.sampling.Poisson(RATE)}, "independent noise"),
+        (banded, {"sampling": ap.sampling.BallsInBins()}, "once in every epoch"),
         (
             lambda: ap.design("sqrt-toeplitz", steps=8),
-            {"sampler": "balls-in-bins", "adjacency": "replace-one"},
+            {"sampling": ap.sampling.BallsInBins(), "adjacency": "replace-one"},
             "replace-one",
         ),
-        (lambda: ap.design("fourier", steps=8, epochs=2), {"sampler": "balls-in-bins"}, "negative"),
         (
-            lambda: ap.design("sqrt-toeplitz", steps=8),
-            {"sampler": "balls-in-bins", "sampling_rate": 0.1},
-            "has none",
+            lambda: ap.design("fourier", steps=8, epochs=2),
+            {"sampling": ap.sampling.BallsInBins()},
+            "negative",
         ),
     ],
 )
 def test_what_is_not_covered_is_refused(factorization, promise, said):
     with pytest.raises(ValueError, match=said):
         ap.calibrate(factorization(), noise_multiplier=1.0, **promise)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "expected"),
+    [
+        ("fixed-order", None, sampling.FixedOrder()),
+        ("hash-slots", None, sampling.HashSlots()),
+        ("poisson", RATE, sampling.Poisson(RATE)),
+        ("cyclic-poisson", 1, sampling.CyclicPoisson(1.0)),
+        ("balls-in-bins", None, sampling.BallsInBins()),
+    ],
+)
+def test_a_name_and_a_rate_give_the_scheme(name, rate, expected):
+    scheme = sampling.parse(name, rate)
+    assert scheme == expected
+    assert (scheme.name, scheme.rate) == (name, rate)
+    assert scheme.amplifies == (name in sampling.AMPLIFYING)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "words"),
+    [
+        ("shuffle", None, "sampler = 'shuffle'"),
+        ("poisson", None, "sampling_rate = None"),
+        ("cyclic-poisson", None, "sampling_rate = None"),
+        ("poisson", 2.0, "sampling_rate = 2.0 must be at most 1"),
+        ("cyclic-poisson", 0.0, "sampling_rate = 0.0"),
+        ("fixed-order", RATE, "fixed-order has no sampling rate"),
+        ("hash-slots", RATE, "hash-slots has no sampling rate"),
+        ("balls-in-bins", RATE, "balls-in-bins has no sampling rate"),
+    ],
+)
+def test_a_rate_is_given_exactly_where_there_is_one(name, rate, words):
+    with pytest.raises(ValueError, match=words):
+        sampling.parse(name, rate)
 
 
 def test_users_of_a_federation_are_no_samples():
@@ -248,8 +276,7 @@ def test_users_of_a_federation_are_no_samples():
         banded(),
         noise_multiplier=1.0,
         delta=DELTA,
-        sampler="cyclic-poisson",
-        sampling_rate=RATE,
+        sampling=ap.sampling.CyclicPoisson(RATE),
         unit="user",
     )
     with pytest.raises(ValueError, match="no amplification"):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import antiphase as ap
-from antiphase.sampling import SAMPLERS
-from antiphase.statement import ADJACENCY_WORDS, SAMPLER_WORDS, rounded_up
+from antiphase.sampling import KINDS
+from antiphase.statement import ADJACENCY_WORDS, rounded_up
 
 RECHECK = Path(__file__).parents[1] / "examples" / "recheck.py"
 
@@ -58,7 +58,7 @@ def test_an_outsider_comes_to_the_same_figures(make, adjacency, tmp_path):
 @pytest.mark.slow
 def test_an_outsider_comes_to_the_same_figures_with_poisson_samples(tmp_path):
     f = ap.design("dp-sgd", steps=20)
-    m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5, sampler="poisson", sampling_rate=0.1)
+    m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5, sampling=ap.sampling.Poisson(0.1))
     assert recheck(m, m.statement().to_json(), tmp_path).returncode == 0
 
 
@@ -152,13 +152,13 @@ STATEMENTS = {
     "fixed order": lambda: in_epochs().statement(),
     "fixed order, released in part": lambda: in_epochs().statement(released=3),
     "insecure": lambda: in_epochs().statement(insecure=True),
-    "hash slots": lambda: in_epochs(sampler="hash-slots", adjacency="add-remove").statement(),
-    "poisson": lambda: dp_sgd(sampler="poisson", sampling_rate=0.1).statement(),
+    "hash slots": lambda: in_epochs(sampling=ap.sampling.HashSlots(), adjacency="add-remove").statement(),
+    "poisson": lambda: dp_sgd(sampling=ap.sampling.Poisson(0.1)).statement(),
     "poisson, add-remove": lambda: dp_sgd(
-        sampler="poisson", sampling_rate=0.1, adjacency="add-remove").statement(released=2),
-    "cyclic poisson": lambda: apart(sampler="cyclic-poisson", sampling_rate=0.1).statement(),
+        sampling=ap.sampling.Poisson(0.1), adjacency="add-remove").statement(released=2),
+    "cyclic poisson": lambda: apart(sampling=ap.sampling.CyclicPoisson(0.1)).statement(),
     "balls in bins": lambda: ap.calibrate(
-        ap.design("sqrt-toeplitz", steps=8, epochs=2), noise_multiplier=1.0, delta=1e-3, sampler="balls-in-bins"
+        ap.design("sqrt-toeplitz", steps=8, epochs=2), noise_multiplier=1.0, delta=1e-3, sampling=ap.sampling.BallsInBins()
     ).statement(),
     "replace-one": lambda: in_epochs(adjacency="replace-one").statement(),
     "users": lambda: apart(unit="user").statement(),
@@ -185,7 +185,7 @@ def test_every_sampler_adjacency_and_unit_has_its_statement():
     made = [
         make() for name, make in STATEMENTS.items() if "training" not in name and "runs" not in name
     ]
-    assert {one.sampler for one in made} == set(SAMPLER_WORDS) == set(SAMPLERS)
+    assert {one.sampler for one in made} == set(KINDS)
     assert {one.adjacency for one in made} == set(ADJACENCY_WORDS)
     assert {one.unit for one in made} == {"example", "user"}
 
@@ -240,9 +240,7 @@ def test_what_is_released_has_the_sensitivity_of_its_rows():
     said = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5).statement(released=5)
     assert said.released_sensitivity == f.sensitivity_of(5) < said.sensitivity == f.sensitivity
     sgd = ap.design("dp-sgd", steps=12, epochs=3)
-    sampled = ap.calibrate(
-        sgd, noise_multiplier=1.0, delta=1e-5, sampler="poisson", sampling_rate=0.1
-    )
+    sampled = ap.calibrate(sgd, noise_multiplier=1.0, delta=1e-5, sampling=ap.sampling.Poisson(0.1))
     assert sampled.statement(released=9).released_sensitivity == sampled.sensitivity == 1.0
     assert sgd.sensitivity_of(9) > 1.0
 

@@ -62,8 +62,7 @@ def test_poisson_batches():
         ap.design("dp-sgd", steps=100),
         epsilon=2.0,
         delta=1e-5,
-        sampler="poisson",
-        sampling_rate=0.01,
+        sampling=ap.sampling.Poisson(0.01),
     )
     assert failing(verify(m)) == []
     less = dataclasses.replace(m)
@@ -85,7 +84,7 @@ def test_poisson_batches():
 def test_poisson_batches_of_small_rates(steps, rate, noise):
     """Rényi divergences are eight times too large there; what holds is between them and losses rounded down."""
     f = ap.design("dp-sgd", steps=steps)
-    m = ap.calibrate(f, noise_multiplier=noise, delta=1e-5, sampler="poisson", sampling_rate=rate)
+    m = ap.calibrate(f, noise_multiplier=noise, delta=1e-5, sampling=ap.sampling.Poisson(rate))
     assert failing(verify(m)) == []
     claimed = m.epsilon()
     for factor in (0.95, 20.0):
@@ -100,9 +99,9 @@ def test_poisson_batches_of_small_rates(steps, rate, noise):
 def test_cyclic_poisson_is_judged_by_the_groups_that_the_bands_need():
     """By another accountant: eight steps of a group that is asked for half of its records, not 32 of an eighth."""
     f = ap.design("banded", steps=32, bands=4, participation=ap.min_separation(8, 4))
-    m = ap.calibrate(f, noise_multiplier=2.0, sampler="cyclic-poisson", sampling_rate=0.125)
+    m = ap.calibrate(f, noise_multiplier=2.0, sampling=ap.sampling.CyclicPoisson(0.125))
     alike = ap.calibrate(
-        ap.design("dp-sgd", steps=8), noise_multiplier=2.0, sampler="poisson", sampling_rate=0.5
+        ap.design("dp-sgd", steps=8), noise_multiplier=2.0, sampling=ap.sampling.Poisson(0.5)
     )
     found, asked = (
         [c for c in verify(one, delta=1e-5) if "another accountant" in c.what] for one in (m, alike)
@@ -110,16 +109,16 @@ def test_cyclic_poisson_is_judged_by_the_groups_that_the_bands_need():
     assert [(c.found, c.holds) for c in found] == [(c.found, True) for c in asked]
 
 
-def test_groups_are_counted_by_the_encoder_and_not_by_the_account():
+def test_groups_are_counted_by_the_encoder_and_not_by_the_accountant():
     f = ap.design("banded", steps=8, bands=4, participation=ap.min_separation(2, 4))
-    m = ap.calibrate(f, noise_multiplier=4.0, sampler="cyclic-poisson", sampling_rate=0.2)
-    m.account.__dict__["groups"] = 2  # cached there
+    m = ap.calibrate(f, noise_multiplier=4.0, sampling=ap.sampling.CyclicPoisson(0.2))
+    m.accountant.__dict__["groups"] = 2  # cached there
     assert failing(verify(m, delta=1e-2)) == ["ε, by another accountant"]
 
 
 def test_groups_are_not_fewer_than_the_diagonals_of_the_matrix(monkeypatch):
     f = ap.design("banded", steps=8, bands=4, participation=ap.min_separation(2, 4))
-    m = ap.calibrate(f, noise_multiplier=4.0, sampler="cyclic-poisson", sampling_rate=0.2)
+    m = ap.calibrate(f, noise_multiplier=4.0, sampling=ap.sampling.CyclicPoisson(0.2))
     assert failing(_groups(m, f.encoder())) == []
     monkeypatch.setattr(type(f), "bands", 3)
     assert failing(_groups(m, f.encoder())) == ["groups, at least as many as diagonals"]

@@ -1,6 +1,6 @@
 """antiphase: differentially private training with noise that cancels itself over the steps."""
 
-from antiphase import objective, participation
+from antiphase import objective, participation, sampling
 from antiphase.band_selection import BestBands, best_bands
 from antiphase.comparison import Comparison, compare
 from antiphase.design import design, names
@@ -63,5 +63,6 @@ __all__ = [
     "once",
     "participation",
     "recommend",
+    "sampling",
     "sensitivity",
 ]

@@ -28,6 +28,7 @@ from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.objective import Average, Objective
 from antiphase.participation import min_separation
+from antiphase.sampling import CyclicPoisson, Poisson
 from antiphase.workload import Workload
 
 WIDTHS = {
@@ -78,7 +79,7 @@ def best_bands(
     *,
     steps: int | None = None,
     workload: Workload | None = None,
-    sampling_rate: float,
+    sampling: CyclicPoisson,
     epsilon: float,
     delta: float,
     objective: Objective | None = None,
@@ -106,17 +107,19 @@ def best_bands(
         checked_delta("delta", delta),
     )
     judge = Average() if objective is None else check.instance("objective", objective, Objective)
-    search = _Search(name, workload, judge, sampling_rate, epsilon, delta, progress)
-    best = search.least(_most(workload.steps, sampling_rate, most))
+    rate = check.instance("sampling", sampling, CyclicPoisson).rate
+    search = _Search(name, workload, judge, rate, epsilon, delta, progress)
+    best = search.least(_most(workload.steps, rate, most))
     promise: dict[str, Any] = {
         "epsilon": epsilon,
         "delta": delta,
         "clip_norm": clip_norm,
         "adjacency": adjacency,
     }
-    sampler = "cyclic-poisson" if best.bands > 1 else "poisson"
     made = calibrate(
-        cyclic(name, best.bands, workload), sampler=sampler, sampling_rate=sampling_rate, **promise
+        cyclic(name, best.bands, workload),
+        sampling=sampling if best.bands > 1 else Poisson(rate),
+        **promise,
     )
     known = search.tried | {best.bands: replace(best, noise_multiplier=made.noise_multiplier)}
     return BestBands(made, tuple(known[bands] for bands in sorted(known)))
@@ -150,11 +153,6 @@ def _for_one_column(name: str, bands: int, workload: Workload) -> Factorization:
 
 def _most(steps: int, rate: float, most: int | None) -> int:
     """Bands with which no group is asked for more records than it has."""
-    rate = check.positive_number("sampling_rate", rate)
-    if rate > 1:
-        raise ValueError(
-            f"sampling_rate = {rate:g} must be at most 1: it is the chance of a record to be in a batch"
-        )
     allowed = min(
         steps,
         max(p for p in (math.floor(1 / rate), math.floor(1 / rate) + 1) if p * rate <= 1 or p == 1),

@@ -16,7 +16,7 @@ from antiphase.errors import AntiphaseError
 from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.participation import Participation, from_epochs
-from antiphase.sampling import AMPLIFIED, SAMPLERS
+from antiphase.sampling import FIXED_ORDER, BallsInBins, CyclicPoisson, Poisson, Sampling
 from antiphase.workload import Workload
 
 LABELS = {
@@ -36,11 +36,6 @@ LABELS = {
     "blt": "BLT",
     "epoch-restarts": "restarts with every epoch",
 }
-SAMPLED = {
-    "poisson": "Poisson batches",
-    "cyclic-poisson": "cyclic Poisson",
-    "balls-in-bins": "balls in bins",
-}
 SYMBOLS = {"tau": "τ", "rho": "ρ", "final_weight": "final weight", "correlation": "λ"}
 REFUSALS = (AntiphaseError, ValueError, TypeError, MemoryError)
 
@@ -55,17 +50,17 @@ class Candidate:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    sampler: str | None = None
+    sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
         check.choice("name", self.name, tuple(names()))
-        if self.sampler is not None:
-            check.choice("sampler", self.sampler, SAMPLERS)
-        if self.sampler == "poisson" and self.name != "dp-sgd":
+        if self.sampling is not None:
+            check.instance("sampling", self.sampling, Sampling)
+        if isinstance(self.sampling, Poisson) and self.name != "dp-sgd":
             raise ValueError(
                 f"{self.name} with Poisson samples: amplification is analysed for dp-sgd alone"
             )
-        if self.sampler == "cyclic-poisson" and self.name not in WIDTHS:
+        if isinstance(self.sampling, CyclicPoisson) and self.name not in WIDTHS:
             raise ValueError(
                 f"{self.name} with cyclic Poisson samples: amplification is analysed for few bands, so for "
                 f"{', '.join(WIDTHS)}"
@@ -73,7 +68,7 @@ class Candidate:
 
     @property
     def amplified(self) -> bool:
-        return self.sampler in AMPLIFIED
+        return self.sampling is not None and self.sampling.amplifies
 
     @property
     def label(self) -> str:
@@ -90,7 +85,9 @@ class Candidate:
         words += [
             f"{SYMBOLS.get(k, k)} = {_short(v)}" for k, v in options.items() if np.ndim(v) == 0
         ]
-        return ", ".join([*words, SAMPLED[self.sampler]] if self.sampler in SAMPLED else words)
+        if self.sampling is not None and self.sampling.amplifies:
+            words.append(self.sampling.label)
+        return ", ".join(words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +95,8 @@ class Setting:
     """What is trained, for how long, and what is to be promised.
 
     Without ``epsilon`` the noise multiplier is 1 for all: the noise is then relative, and there is nothing to amplify.
-    ``sampler`` says how batches can be drawn: what it is known to amplify has its noise multiplier, all else that of
-    batches in a fixed order. ``rate`` is the chance of a record to be in one, by default that of batches as large as in
-    the fixed order.
+    ``sampling`` says how batches can be drawn: what it is known to amplify has its noise multiplier, all else that of
+    batches in a fixed order.
     """
 
     workload: Workload
@@ -111,27 +107,21 @@ class Setting:
     parameters: int = (
         100_000  # how many numbers the model has: for the memory and the time of the noise
     )
-    sampler: str = "fixed-order"
-    rate: float | None = None
+    sampling: Sampling = FIXED_ORDER
 
     def __post_init__(self) -> None:
-        check.choice("sampler", self.sampler, ("fixed-order", *AMPLIFIED))
-        if self.sampler in AMPLIFIED and self.epsilon is None:
+        sampling = check.instance("sampling", self.sampling, Sampling)
+        if not sampling.amplifies and sampling != FIXED_ORDER:
             raise ValueError(
-                f"sampler = {self.sampler!r}: what it brings depends on ε and δ; give both"
+                f"sampling = {sampling}: compare for FixedOrder() or a scheme that amplifies"
             )
-        if self.sampler in AMPLIFIED and not self.participation.fixed_order:
+        if sampling.amplifies and self.epsilon is None:
+            raise ValueError(f"sampling = {sampling}: amplification depends on ε and δ; give both")
+        if sampling.amplifies and not self.participation.fixed_order:
             raise ValueError(
-                f"sampler = {self.sampler!r} with a minimum separation: who is drawn by chance keeps none. Compare for "
-                "epochs, or for batches that are not sampled"
+                f"sampling = {sampling} with a minimum separation: random batches keep none. Compare for epochs, or "
+                "for batches that are not sampled"
             )
-        if self.rate is not None:
-            if self.sampler not in ("poisson", "cyclic-poisson"):
-                raise ValueError(
-                    f"rate = {self.rate}: a sampling rate is for Poisson and cyclic Poisson samples"
-                )
-            if check.positive_number("rate", self.rate) > 1:
-                raise ValueError(f"rate = {self.rate:g} must be at most 1")
         if self.epsilon is not None:
             check.positive_number("epsilon", self.epsilon)
             if self.delta is None:
@@ -155,8 +145,8 @@ class Setting:
 
     @property
     def sampling_rate(self) -> float:
-        """The chance of a record to be in a sampled batch; unless given, for batches as large as in the fixed order."""
-        return 1 / len(self.participation.patterns(self.steps)) if self.rate is None else self.rate
+        """The probability that a record is in a sampled batch; that of the fixed order if `sampling` has none."""
+        return self.sampling.rate or fixed_order_rate(self.participation, self.steps)
 
     def describe(self) -> str:
         words = [f"{self.steps:,} step{'s' * (self.steps > 1)}", self.participation.describe()]
@@ -164,24 +154,32 @@ class Setting:
             words.append(self.workload.describe())
         if self.epsilon is not None:
             words.append(f"ε = {self.epsilon:g}, δ = {self.delta:g} ({self.adjacency})")
-        if self.sampler in AMPLIFIED:
-            rate = "" if self.sampler == "balls-in-bins" else f" at rate {self.sampling_rate:.4g}"
-            words.append(f"{SAMPLED[self.sampler]}{rate}")
+        if self.sampling.amplifies:
+            rate = "" if self.sampling.rate is None else f" at rate {self.sampling.rate:.4g}"
+            words.append(f"{self.sampling.label}{rate}")
         return ", ".join(words)
+
+
+def fixed_order_rate(participation: Participation, steps: int) -> float:
+    """The sampling rate with which batches are as large as in the fixed order, on average."""
+    return 1 / len(participation.patterns(steps))
 
 
 def usual_candidates(setting: Setting, family: bool = False) -> list[Candidate]:
     """Those that people compare; DP-SGD also with the amplification that sampled batches would bring, and with cyclic
     Poisson samples what has few bands. ``family`` adds those that take a search of their own."""
-    sampled = "balls-in-bins" if setting.sampler == "balls-in-bins" else "poisson"
-    hidden = [Candidate("dp-sgd", sampler=sampled)] if _can_be_hidden(setting) else []
+    in_bins = isinstance(setting.sampling, BallsInBins)
+    sampled = setting.sampling if in_bins else Poisson(setting.sampling_rate)
+    hidden = [Candidate("dp-sgd", sampling=sampled)] if _can_be_hidden(setting) else []
     several = len(setting.participation.patterns(setting.steps)) < setting.steps
     few = (
-        [Candidate("toeplitz"), Candidate("dp-mf+")] if setting.sampler == "cyclic-poisson" else []
+        [Candidate("toeplitz"), Candidate("dp-mf+")]
+        if isinstance(setting.sampling, CyclicPoisson)
+        else []
     )
     searched = [Candidate(name) for name in ("toeplitz", "banded", "blt")]
     return [
-        Candidate("dp-sgd", sampler="fixed-order"),
+        Candidate("dp-sgd", sampling=FIXED_ORDER),
         *hidden,
         Candidate("lambda-cgd"),
         Candidate("tree"),
@@ -203,17 +201,17 @@ def made_for(
     setting: Setting, candidate: Candidate, tolerance: float, report: Any
 ) -> tuple[Candidate, Mechanism, str]:
     """The mechanism, of which candidate in full, and why it is not amplified where the setting has a sampler."""
-    sampler = candidate.sampler or setting.sampler
-    if sampler not in AMPLIFIED:
+    sampling = candidate.sampling or setting.sampling
+    if not sampling.amplifies:
         return candidate, _plain(setting, candidate, tolerance, report), ""
     try:
-        if sampler == "cyclic-poisson" and candidate.name == "dp-sgd":
-            sampler = "poisson"  # which is the same with one group
-        return *_amplified(setting, replace(candidate, sampler=sampler), tolerance, report), ""
+        if isinstance(sampling, CyclicPoisson) and candidate.name == "dp-sgd":
+            sampling = Poisson(sampling.rate)  # which is the same with one group
+        return *_amplified(setting, replace(candidate, sampling=sampling), tolerance, report), ""
     except REFUSALS as error:
-        if candidate.sampler is not None:
+        if candidate.sampling is not None:
             raise
-        plain = replace(candidate, sampler="fixed-order")
+        plain = replace(candidate, sampling=FIXED_ORDER)
         return plain, _plain(setting, plain, tolerance, report), str(error) or type(error).__name__
 
 
@@ -227,17 +225,18 @@ def _plain(setting: Setting, candidate: Candidate, tolerance: float, report: Any
 def _amplified(
     setting: Setting, candidate: Candidate, tolerance: float, report: Any
 ) -> tuple[Candidate, Mechanism]:
+    sampling = candidate.sampling
+    assert sampling is not None
     if setting.epsilon is None or setting.delta is None:
         raise ValueError(
-            f"epsilon = None: what {candidate.label} brings depends on ε and δ; give both"
+            f"epsilon = None: the amplification of {candidate.label} depends on ε and δ; give both"
         )
     promise: dict[str, Any] = {
         "epsilon": setting.epsilon,
         "delta": setting.delta,
         "adjacency": setting.adjacency,
     }
-    sampled: dict[str, Any] = {"sampler": candidate.sampler, "sampling_rate": setting.sampling_rate}
-    if candidate.sampler == "cyclic-poisson":
+    if isinstance(sampling, CyclicPoisson):
         width = WIDTHS[candidate.name]
         if set(candidate.options) - {width}:
             raise ValueError(
@@ -245,19 +244,17 @@ def _amplified(
             )
         if width in candidate.options:
             f = cyclic(candidate.name, candidate.options[width], setting.workload)
-            return candidate, calibrate(f, **promise, **sampled)
+            return candidate, calibrate(f, sampling=sampling, **promise)
         found = best_bands(
             candidate.name,
             workload=setting.workload,
-            sampling_rate=setting.sampling_rate,
+            sampling=sampling,
             progress=report,
             **promise,
         )
         return replace(candidate, options={width: found.bands}), found.mechanism
     f = _design(setting, candidate, tolerance, report)
-    if candidate.sampler == "balls-in-bins":
-        del sampled["sampling_rate"]
-    return candidate, calibrate(f, **promise, **sampled)
+    return candidate, calibrate(f, sampling=sampling, **promise)
 
 
 def _design(setting: Setting, candidate: Candidate, tolerance: float, report: Any) -> Factorization:

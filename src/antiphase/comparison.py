@@ -13,13 +13,20 @@ import numpy as np
 from antiphase import accounting
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress, ProgressReport
-from antiphase.candidates import REFUSALS, Candidate, Setting, made_for, usual_candidates
+from antiphase.accounting.accountant import adjacency_factor
+from antiphase.candidates import (
+    REFUSALS,
+    Candidate,
+    Setting,
+    fixed_order_rate,
+    made_for,
+    usual_candidates,
+)
 from antiphase.design import design
 from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism
 from antiphase.noise_cost import kept_bytes, padded, seconds_a_row
 from antiphase.objective import Average, Objective
-from antiphase.sampling import adjacency_factor
 
 __all__ = [
     "Candidate",
@@ -27,6 +34,7 @@ __all__ = [
     "Entry",
     "Setting",
     "compare",
+    "fixed_order_rate",
     "undominated",
     "usual_candidates",
 ]
@@ -102,7 +110,7 @@ class Entry:
             "name": self.name,
             "label": self.label,
             "options": dict(self.candidate.options),
-            "sampler": self.mechanism.sampler,
+            "sampler": self.mechanism.sampling.name,
             "amplified": self.amplified,
             "unamplified": self.unamplified,
             "noise_multiplier": self.mechanism.noise_multiplier,
@@ -176,10 +184,8 @@ class Comparison:
             "delta": s.delta,
             "adjacency": s.adjacency,
             "parameters": s.parameters,
-            "sampler": s.sampler,
-            "sampling_rate": s.sampling_rate
-            if s.sampler in ("poisson", "cyclic-poisson")
-            else None,
+            "sampler": s.sampling.name,
+            "sampling_rate": s.sampling.rate,
             "optimum": self.optimum,
             "mechanisms": self.rows(),
             "refused": dict(self.refused),
@@ -217,7 +223,7 @@ def compare(
     named twice appears once. Ctrl-C keeps what was finished.
     """
     candidates = usual_candidates(setting) if candidates is None else list(candidates)
-    candidates = list({(c.label, c.sampler or setting.sampler): c for c in candidates}.values())
+    candidates = list({(c.label, c.sampling or setting.sampling): c for c in candidates}.values())
     if not candidates:
         raise ValueError("candidates = []: there is nothing to compare")
     made: list[tuple[Candidate, Mechanism, str, float, int]] = []

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from antiphase import accounting
+from antiphase import sampling as schemes
 from antiphase._util import checks as check
 from antiphase._util import files
 from antiphase._util.values import digest
-from antiphase.accounting.gaussian import checked_delta
+from antiphase.accounting.accountant import Accountant, adjacency_factor
+from antiphase.accounting.gaussian import checked_delta, gdp, zcdp
 from antiphase.errors import FileFormatError
 from antiphase.factorizations.base import MALFORMED, Factorization
 from antiphase.factorizations.base import restore as restore_factorization
 from antiphase.noise import Key
-from antiphase.sampling import AMPLIFIED, Account, account, adjacency_factor
+from antiphase.sampling import FIXED_ORDER, Sampling
 from antiphase.statement import PrivacyStatement, state
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class Mechanism:
       others;
       twice the distance), or ``add-remove``, which shifts every later batch of a fixed order and is therefore offered
       only with batches that are sampled, or slots assigned by a hash of the record.
-    - ``sampler``: how batches come about. Amplification is claimed for those that sample: ``poisson`` (independent
-      noise) and ``cyclic-poisson`` (banded encoders), both with a ``sampling_rate``, and ``balls-in-bins``.
+    - ``sampling``: how batches are formed, one of `antiphase.sampling`. Amplification is claimed for ``Poisson``
+      (independent noise), ``CyclicPoisson`` (banded encoders) and ``BallsInBins``.
     - ``unit``: what a record is, an example or a user.
 
     The number of records, steps and the batch size are public.
@@ -48,8 +49,7 @@ class Mechanism:
     clip_norm: float = 1.0
     target_delta: float | None = None
     adjacency: str = "zero-out"
-    sampler: str = "fixed-order"
-    sampling_rate: float | None = None
+    sampling: Sampling = FIXED_ORDER
     unit: str = "example"
 
     def __post_init__(self) -> None:
@@ -62,7 +62,8 @@ class Mechanism:
             clean["target_delta"] = checked_delta("delta", self.target_delta)
         for name, value in clean.items():
             object.__setattr__(self, name, value)
-        _ = self.account  # refuses what would promise too much
+        check.instance("sampling", self.sampling, Sampling)
+        _ = self.accountant  # refuses what would promise too much
         # PRIVACY: float32 rows must neither vanish nor overflow.   [G8]
         if not 1e-30 < self.noise_scale < 1e30:
             raise ValueError(
@@ -77,18 +78,18 @@ class Mechanism:
         return self.factorization.steps
 
     @cached_property
-    def account(self) -> Account:
-        """What the way that batches come about is worth."""
-        return account(self.factorization, self.adjacency, self.sampler, self.sampling_rate)
+    def accountant(self) -> Accountant:
+        """The accountant for this sampling scheme."""
+        return self.sampling.accountant(self.factorization, self.adjacency)
 
     @property
     def amplified(self) -> bool:
-        return self.sampler in AMPLIFIED
+        return self.sampling.amplifies
 
     @property
     def sensitivity(self) -> float:
         """By how much a zeroed-out record moves ``C·G`` at clip norm 1; with Poisson samples, in one step."""
-        return self.account.sensitivity
+        return self.accountant.sensitivity
 
     @property
     def adjacency_factor(self) -> float:
@@ -106,7 +107,7 @@ class Mechanism:
         delta, rows = self._delta(delta), self._rows(rows)
         if rows == 0:
             return 0.0
-        return self.account.epsilon(self.noise_multiplier, delta, rows)
+        return self.accountant.epsilon(self.noise_multiplier, delta, rows)
 
     def epsilon_of_runs(self, runs: Sequence[int], delta: float | None = None) -> float:
         """ε at ``delta`` of several runs over the same data, each with noise of its own: their first ``runs[i]`` rows
@@ -121,27 +122,27 @@ class Mechanism:
         runs = [rows for rows in map(self._rows, each) if rows]
         if len(runs) < 2:
             return self.epsilon(delta, rows=sum(runs))
-        return self.account.epsilon_of_runs(self.noise_multiplier, delta, runs)
+        return self.accountant.epsilon_of_runs(self.noise_multiplier, delta, runs)
 
     def delta(self, epsilon: float, *, rows: int | None = None) -> float:
         """δ at ``epsilon``, of the whole plan or of its first ``rows`` rows; rounded up.   [G7]"""
         rows = self._rows(rows)
         if rows == 0:
             return 0.0
-        return self.account.delta(self.noise_multiplier, epsilon, rows)
+        return self.accountant.delta(self.noise_multiplier, epsilon, rows)
 
     def mu(self) -> float | None:
         """μ of Gaussian differential privacy, of the whole plan; None with amplification."""
-        return None if self.amplified else accounting.gdp(self._ratio())
+        s = self._gaussian_noise_multiplier()
+        return None if s is None else gdp(s)
 
     def rho(self) -> float | None:
         """ρ of zero-concentrated differential privacy, of the whole plan; None with amplification."""
-        return None if self.amplified else accounting.zcdp(self._ratio())
+        s = self._gaussian_noise_multiplier()
+        return None if s is None else zcdp(s)
 
-    def _ratio(self) -> float:
-        ratio = self.account.ratio(self.noise_multiplier, self.steps)
-        assert ratio is not None
-        return ratio
+    def _gaussian_noise_multiplier(self) -> float | None:
+        return self.accountant.gaussian_noise_multiplier(self.noise_multiplier, self.steps)
 
     def _delta(self, delta: float | None) -> float:
         delta = self.target_delta if delta is None else delta
@@ -202,8 +203,8 @@ class Mechanism:
             "clip_norm": self.clip_norm,
             "target_delta": self.target_delta,
             "adjacency": self.adjacency,
-            "sampler": self.sampler,
-            "sampling_rate": self.sampling_rate,
+            "sampler": self.sampling.name,
+            "sampling_rate": self.sampling.rate,
             "unit": self.unit,
         }
 
@@ -221,9 +222,9 @@ class Mechanism:
         if self.target_delta is not None:
             promise = f"ε = {self.epsilon():.4g} at δ = {self.target_delta:g}"
         else:
-            promise = self.sampler if self.amplified else f"μ = {self.mu():.4g}"
-        if self.sampling_rate is not None:
-            promise += f", sampling rate {self.sampling_rate:g}"
+            promise = self.sampling.name if self.amplified else f"μ = {self.mu():.4g}"
+        if self.sampling.rate is not None:
+            promise += f", sampling rate {self.sampling.rate:g}"
         return (
             f"<Mechanism {self.factorization.name}, {self.steps} steps, {self.factorization.participation.describe()}: "
             f"noise multiplier {self.noise_multiplier:.6g}, clip norm {self.clip_norm:g}, {promise}, {self.adjacency}>"
@@ -238,8 +239,7 @@ def calibrate(
     noise_multiplier: float | None = None,
     clip_norm: float = 1.0,
     adjacency: str = "zero-out",
-    sampler: str = "fixed-order",
-    sampling_rate: float | None = None,
+    sampling: Sampling = FIXED_ORDER,
     unit: str = "example",
 ) -> Mechanism:
     """The mechanism with just enough noise for (ε, δ), or with a given noise multiplier.
@@ -255,18 +255,16 @@ def calibrate(
         raise TypeError(
             f"epsilon = {epsilon}, noise_multiplier = {noise_multiplier}: give one of the two, the other follows"
         )
-    batches = account(factorization, adjacency, sampler, sampling_rate)
+    accountant = check.instance("sampling", sampling, Sampling).accountant(factorization, adjacency)
     if epsilon is not None:
         epsilon = check.positive_number("epsilon", epsilon)
         if delta is None:
             raise ValueError(
                 "delta = None: δ is yours to choose, well below one over the number of records"
             )
-        noise_multiplier = batches.noise_multiplier(epsilon, checked_delta("delta", delta))
+        noise_multiplier = accountant.noise_multiplier(epsilon, checked_delta("delta", delta))
     assert noise_multiplier is not None
-    return Mechanism(
-        factorization, noise_multiplier, clip_norm, delta, adjacency, sampler, sampling_rate, unit
-    )
+    return Mechanism(factorization, noise_multiplier, clip_norm, delta, adjacency, sampling, unit)
 
 
 def load(path: str | os.PathLike[str], *, trusted: bool = False) -> Mechanism | Factorization:
@@ -308,13 +306,14 @@ def _load(path: str | os.PathLike[str]) -> Mechanism | Factorization:
         "clip_norm",
         "target_delta",
         "adjacency",
-        "sampler",
-        "sampling_rate",
         "unit",
     )
     try:
         factorization = restore_factorization(content["factorization"], path)
-        return Mechanism(factorization, **{name: content[name] for name in names})
+        sampling = schemes.parse(content["sampler"], content["sampling_rate"])
+        return Mechanism(
+            factorization, sampling=sampling, **{name: content[name] for name in names}
+        )
     except FileFormatError:
         raise
     except MALFORMED as error:

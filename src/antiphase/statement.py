@@ -14,21 +14,12 @@ from decimal import ROUND_CEILING, Context
 from importlib import metadata
 from typing import Any
 
+from antiphase.sampling import KINDS
+
 ADJACENCY_WORDS = {
     "zero-out": "one {unit}'s contributions are replaced by nothing, its place in the batches kept",
     "replace-one": "one {unit}'s contributions are replaced by any others",
     "add-remove": "one {unit} is added or removed",
-}
-SAMPLER_WORDS = {
-    "fixed-order": "batches in a fixed order; the order itself need not be random, and no amplification is claimed",
-    "hash-slots": "batches assigned by a hash of each record, so that one more record moves no other; no "
-    "amplification is claimed",
-    "poisson": "Poisson samples, each record in each batch by an independent coin; the amplification claimed here "
-    "holds for this sampler and no other",
-    "cyclic-poisson": "cyclic Poisson samples, in step t from group t mod p of the records, each by an independent "
-    "coin; the amplification claimed here holds for this sampler and no other",
-    "balls-in-bins": "each record in one batch of every epoch, always the same, drawn at random and kept secret; the "
-    "amplification claimed here holds for this sampler and no other",
 }
 CAVEATS = (
     "The analysis is of idealised real arithmetic; floating-point noise has gaps that an adversary with every last "
@@ -102,7 +93,7 @@ class PrivacyStatement:
             f"All that is released of this training together is {whole}-differentially private for each {unit}, in "
             f"the sense that {ADJACENCY_WORDS[self.adjacency].format(unit=unit)} ({self.adjacency}).{also}{spent}",
             f"It rests on: each {unit} takes part as planned ({self.participation}, in {self.steps} steps); "
-            f"{SAMPLER_WORDS[self.sampler]}{rate}; the sum of one {unit}'s gradients in a step is clipped to "
+            f"{KINDS[self.sampler].description}{rate}; the sum of one {unit}'s gradients in a step is clipped to "
             f"norm {self.clip_norm:g}; to the sum over the batch is added the noise of {self.mechanism}, with noise "
             f"multiplier {self.noise_multiplier:.6g}, encoder sensitivity {self.sensitivity:.6g}{bound}, and so a "
             f"standard deviation of {self.noise_scale:.6g} before correlation.",
@@ -147,12 +138,12 @@ def state(mechanism: Any, delta: float, released: int, insecure: bool) -> Privac
         unit=mechanism.unit,
         adjacency=mechanism.adjacency,
         adjacency_factor=mechanism.adjacency_factor,
-        sampler=mechanism.sampler,
-        sampling_rate=mechanism.sampling_rate,
+        sampler=mechanism.sampling.name,
+        sampling_rate=mechanism.sampling.rate,
         clip_norm=mechanism.clip_norm,
         noise_multiplier=mechanism.noise_multiplier,
         sensitivity=mechanism.sensitivity,
-        sensitivity_is_exact=mechanism.account.is_exact,
+        sensitivity_is_exact=mechanism.accountant.is_exact,
         noise_scale=mechanism.noise_scale,
         delta=delta,
         epsilon=mechanism.epsilon(delta),
@@ -174,7 +165,7 @@ def state(mechanism: Any, delta: float, released: int, insecure: bool) -> Privac
 
 
 def _resting_on(mechanism: Any) -> list[str]:
-    said = mechanism.account.caveat()
+    said = mechanism.accountant.caveat()
     return [said[0].upper() + said[1:] + "."] if said else []
 
 

@@ -19,6 +19,7 @@ from antiphase.errors import FileFormatError
 from antiphase.factorizations.base import Factorization, refuse_if_too_large
 from antiphase.mechanism import Mechanism
 from antiphase.noise import Key
+from antiphase.sampling import CyclicPoisson
 from antiphase.solvers.dispatch import best_bound
 
 LARGEST = 8192  # steps up to which the T × T encoder is looked at
@@ -161,7 +162,7 @@ def _noise(m: Mechanism, C: Array) -> Check:
 
 def _groups(m: Mechanism, C: Array) -> list[Check]:
     """Columns of one group of cyclic Poisson samples share no row."""
-    if m.sampler != "cyclic-poisson":
+    if not isinstance(m.sampling, CyclicPoisson):
         return []
     groups, (rows, columns) = m.factorization.bands, np.nonzero(C)
     # PRIVACY: by the matrix itself; steps of one group are ``groups`` apart.   [G9]
@@ -211,9 +212,8 @@ def _epsilon(m: Mechanism, delta: float | None) -> list[Check]:
         )
         holds = found <= claimed * (1 + 1e-6) + 1e-9 and claimed <= found * (1 + 1e-3) + 1e-6
         return [Check("ε, by another accountant", words, f"ε = {found:.8g}", holds)]
-    if (
-        m.sampling_rate is None
-    ):  # balls in bins: there is no other accountant, but a bound from above
+    rate = m.sampling.rate
+    if rate is None:  # balls in bins: there is no other accountant, but a bound from above
         above = float(dp_accounting.get_epsilon_gaussian(m.noise_multiplier, delta))
         return [
             Check(
@@ -221,17 +221,17 @@ def _epsilon(m: Mechanism, delta: float | None) -> list[Check]:
             )
         ]
     # PRIVACY: as many groups as the sampler draws from, whatever the account says.   [G9]
-    groups = m.factorization.bands if m.sampler == "cyclic-poisson" else 1
+    groups = m.factorization.bands if isinstance(m.sampling, CyclicPoisson) else 1
     rounds = -(-m.steps // groups)
     accountant = rdp.RdpAccountant()
     event = dp_accounting.PoissonSampledDpEvent(
-        m.sampling_rate * groups, dp_accounting.GaussianDpEvent(m.noise_multiplier)
+        rate * groups, dp_accounting.GaussianDpEvent(m.noise_multiplier)
     )
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, rounds))
     above = float(accountant.get_epsilon(delta))
     losses = privacy_loss_distribution.from_gaussian_mechanism(
         m.noise_multiplier,
-        sampling_prob=m.sampling_rate * groups,
+        sampling_prob=rate * groups,
         pessimistic_estimate=False,
         value_discretization_interval=min(
             1e-4, max(0.02 * claimed / rounds, 1e-6)

@@ -98,8 +98,8 @@ def test_epsilon_is_certified():
 
 def test_an_estimate_that_is_too_small_is_not_believed(monkeypatch):
     gram = np.array([[1.0, 0.3], [0.3, 0.8]])
-    honest = balls_in_bins.likely_epsilon(gram, 1.0, 1e-2)
-    monkeypatch.setattr(balls_in_bins, "likely_epsilon", lambda *_, **__: honest / 2)
+    honest = balls_in_bins.estimated_epsilon(gram, 1.0, 1e-2)
+    monkeypatch.setattr(balls_in_bins, "estimated_epsilon", lambda *_, **__: honest / 2)
     assert exact_delta(gram, 1.0, honest / 2) > 1e-2
     assert exact_delta(gram, 1.0, balls_in_bins.epsilon_bound(gram, 1.0, 1e-2).value) <= 1e-2
 
@@ -110,7 +110,7 @@ def test_what_is_returned_was_settled_before_it_was_certified(monkeypatch):
 
     def third_time(gram, s, epsilon, *, failure, samples):
         asked.append((epsilon, failure))
-        return balls_in_bins.Bound(0.5e-2 if len(asked) == 3 else 1.0, samples, failure)
+        return balls_in_bins.MonteCarloBound(0.5e-2 if len(asked) == 3 else 1.0, samples, failure)
 
     monkeypatch.setattr(balls_in_bins, "delta_bound", third_time)
     found = balls_in_bins.epsilon_bound(np.eye(2), 1.0, 1e-2, failure=1e-3)
@@ -123,7 +123,7 @@ def test_what_is_returned_was_settled_before_it_was_certified(monkeypatch):
 def test_the_first_rows_are_paid_for():
     """By what they are: the leading block of the encoder, in two bins."""
     f = ap.design("dp-sgd", steps=4, epochs=2)
-    m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampler="balls-in-bins")
+    m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampling=ap.sampling.BallsInBins())
     for rows in (2, 3, 4):
         means = np.array([f.encoder()[:rows, p].sum(axis=1) for p in f.participation.patterns(4)])
         gram = means @ means.T
@@ -137,9 +137,11 @@ def test_the_worse_direction_counts(monkeypatch, worse):
     monkeypatch.setattr(balls_in_bins._Mixture, "excess", lambda self, epsilon, samples, rng, added: np.array(
         [0.25 * samples if added == worse else 0.0]))  # fmt: skip
     found = balls_in_bins.delta_bound(np.eye(2), 1.0, 1.0, samples=1 << 16).value
-    assert balls_in_bins.above(0.25, 1 << 16, balls_in_bins.FAILURE / 2) <= found <= 0.27, (
-        "each may fail half as often as both"
-    )
+    assert (
+        balls_in_bins.hoeffding_bound(0.25, 1 << 16, balls_in_bins.FAILURE_PROBABILITY / 2)
+        <= found
+        <= 0.27
+    ), "each may fail half as often as both"
 
 
 def test_more_bins_hide_better():
@@ -152,17 +154,20 @@ def test_above_is_above():
     rng = np.random.default_rng(0)
     for p in (0.001, 0.1, 0.9):
         misses = sum(
-            balls_in_bins.above(m, 200, 0.05) < p for m in rng.binomial(200, p, size=2000) / 200
+            balls_in_bins.hoeffding_bound(m, 200, 0.05) < p
+            for m in rng.binomial(200, p, size=2000) / 200
         )
         assert misses <= 0.05 * 2000 + 4 * math.sqrt(2000 * 0.05)
-    assert balls_in_bins.above(0.0, 100, 0.01) == pytest.approx(1 - 0.01 ** (1 / 100), rel=1e-6)
-    assert balls_in_bins.above(1.0, 100, 0.01) == 1.0
+    assert balls_in_bins.hoeffding_bound(0.0, 100, 0.01) == pytest.approx(
+        1 - 0.01 ** (1 / 100), rel=1e-6
+    )
+    assert balls_in_bins.hoeffding_bound(1.0, 100, 0.01) == 1.0
 
 
 def test_above_is_on_the_safe_side_to_the_last_digit():
     for mean in (0.0, 1e-5, 0.1, 0.7):
         assert (
-            balls_in_bins._entropy(mean, balls_in_bins.above(mean, 1000, 0.01))
+            balls_in_bins._relative_entropy(mean, balls_in_bins.hoeffding_bound(mean, 1000, 0.01))
             > math.log(1 / 0.01) / 1000
         )
 
@@ -183,10 +188,10 @@ def test_bad_input_is_named(gram, s, epsilon, said):
 
 def test_a_delta_that_no_number_of_samples_certifies_is_refused():
     with pytest.raises(ValueError, match="delta = 1e-09 is too small"):
-        balls_in_bins.likely_epsilon(np.eye(2), 1.0, 1e-9)
+        balls_in_bins.estimated_epsilon(np.eye(2), 1.0, 1e-9)
     f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
     with pytest.raises(ValueError, match="delta = 1e-09 is too small"):
-        ap.calibrate(f, epsilon=1.0, delta=1e-9, sampler="balls-in-bins")
+        ap.calibrate(f, epsilon=1.0, delta=1e-9, sampling=ap.sampling.BallsInBins())
 
 
 def test_the_chances_to_fail_of_all_that_a_calibration_looks_at_add_up(monkeypatch):
@@ -195,22 +200,27 @@ def test_the_chances_to_fail_of_all_that_a_calibration_looks_at_add_up(monkeypat
 
     def never(gram, s, delta, *, failure):
         asked.append(failure)
-        return balls_in_bins.Bound(1e9, 1, failure)
+        return balls_in_bins.MonteCarloBound(1e9, 1, failure)
 
     monkeypatch.setattr(balls_in_bins, "epsilon_bound", never)
     f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
     plain = ap.calibrate(f, epsilon=1.0, delta=1e-2).noise_multiplier
     assert (
-        ap.calibrate(f, epsilon=1.0, delta=1e-2, sampler="balls-in-bins").noise_multiplier == plain
+        ap.calibrate(
+            f, epsilon=1.0, delta=1e-2, sampling=ap.sampling.BallsInBins()
+        ).noise_multiplier
+        == plain
     )
     assert 1 < len(asked) <= 17  # with the one that is reported
-    assert sum(asked[:16]) <= balls_in_bins.FAILURE * (1 + 1e-12)
+    assert sum(asked[:16]) <= balls_in_bins.FAILURE_PROBABILITY * (1 + 1e-12)
 
 
 def test_weights_of_far_samples_have_mean_one_and_weigh_losses_rightly():
     """Importance sampling: E[weight] = 1, and E[weight·1{L > t}] is the chance of L > t under P."""
     mixture = balls_in_bins._Mixture(np.array([[1.0, 0.2], [0.2, 0.7]]), 1.3)
-    losses, weights = mixture.far_losses(1 << 18, np.random.default_rng(1), out=0.5)
+    losses, weights = mixture.importance_sampled_losses(
+        1 << 18, np.random.default_rng(1), deviations=0.5
+    )
     assert weights.mean() == pytest.approx(1.0, abs=0.01)
     plain = mixture.losses(0.5, 1 << 18, np.random.default_rng(2), added=False)
     assert (weights * (losses > 0.5)).mean() == pytest.approx(len(plain) / (1 << 18), abs=0.01)
@@ -235,18 +245,18 @@ def test_products_may_differ_by_rounding_and_no_more():
 def test_relative_entropy_of_coins_at_the_ends():
     """log 2 for a certain coin against a fair one, either way; 0 for equal coins."""
     assert (
-        balls_in_bins._entropy(0.0, 0.5)
-        == balls_in_bins._entropy(1.0, 0.5)
+        balls_in_bins._relative_entropy(0.0, 0.5)
+        == balls_in_bins._relative_entropy(1.0, 0.5)
         == pytest.approx(math.log(2))
     )
-    assert balls_in_bins._entropy(0.3, 0.3) == 0.0
-    assert balls_in_bins.above(1.0, 100, 1e-3) == 1.0
+    assert balls_in_bins._relative_entropy(0.3, 0.3) == 0.0
+    assert balls_in_bins.hoeffding_bound(1.0, 100, 1e-3) == 1.0
 
 
 @pytest.mark.parametrize(("s", "delta"), [(1.0, 1e-2), (0.7, 1e-3), (2.0, 1e-3)])
 def test_the_estimate_is_what_is_certified_and_near_the_truth(s, delta):
     """Within three hundredths; by integration, it suffices, and nine tenths of it do not."""
     gram = np.array([[1.0, 0.3], [0.3, 1.0]])
-    likely = balls_in_bins.likely_epsilon(gram, s, delta)
+    likely = balls_in_bins.estimated_epsilon(gram, s, delta)
     assert likely <= balls_in_bins.epsilon_bound(gram, s, delta).value <= 1.03 * likely
     assert exact_delta(gram, s, likely) <= delta < exact_delta(gram, s, 0.9 * likely)

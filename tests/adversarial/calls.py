@@ -23,7 +23,13 @@ import antiphase as ap
 from antiphase import accounting, auditing, data, federated, objective, theory
 from antiphase.errors import AntiphaseError
 from antiphase.theory.spectrum import Spectrum
-from antiphase.torch import BallsInBins, CyclicPoisson, FixedOrder, PrivacyEngine, sampler_for
+from antiphase.torch import (
+    BallsInBinsBatches,
+    FixedOrderBatches,
+    PoissonBatches,
+    PrivacyEngine,
+    batch_sampler_for,
+)
 from antiphase.torch.training import Recipe
 from antiphase.verification import verify
 
@@ -90,7 +96,7 @@ F = ap.design("dp-mf", steps=8)
 M = ap.calibrate(F, noise_multiplier=1.0, delta=1e-5)
 KEY = ap.Key.insecure(0)
 CYCLIC = ap.calibrate(ap.design("toeplitz", steps=8, bands=2, participation=ap.min_separation(4, 2)),
-                      noise_multiplier=1.0, delta=1e-5, sampler="cyclic-poisson", sampling_rate=0.1)  # fmt: skip
+                      noise_multiplier=1.0, delta=1e-5, sampling=ap.sampling.CyclicPoisson(0.1))  # fmt: skip
 USERS = ap.calibrate(ap.design("dp-mf", steps=8, participation=ap.min_separation(2, 3)), noise_multiplier=1.0,
                      delta=1e-5, unit="user")  # fmt: skip
 SMALL = st.integers(1, 9)
@@ -125,7 +131,10 @@ WORKLOADS = st.sampled_from(
 OBJECTIVES = st.sampled_from(
     [objective.Average(), objective.Restarts(3), objective.Damped(0.9), objective.Maximum()]
 )
-PROMISE = {"?adjacency": TEXT(["zero-out", "replace-one"]), "?sampler": TEXT(["fixed-order", "hash-slots"]),
+SCHEMES = st.sampled_from(
+    [ap.sampling.FixedOrder(), ap.sampling.HashSlots(), ap.sampling.BallsInBins()]
+)
+PROMISE = {"?adjacency": TEXT(["zero-out", "replace-one"]), "?sampling": SCHEMES,
            "?unit": TEXT(["example", "user"])}  # fmt: skip
 
 # What is called, with arguments that fit; those with a name that starts with "?" may be left out.
@@ -143,6 +152,7 @@ CALLS = {
     "Damped": (objective.Damped, {"rho": SHARES, "?final_weight": POSITIVE}),
     "Curvature": (objective.Curvature, {"spectrum": st.lists(POSITIVE, max_size=4), "learning_rate": SHARES,
                                         "?probabilities": st.lists(SHARES, max_size=4)}),
+    "sampling.parse": (ap.sampling.parse, {"name": TEXT(list(ap.sampling.KINDS)), "?rate": SHARES}),
     "sensitivity": (ap.sensitivity, {"encoder": MATRICES, "participation": PARTICIPATIONS}),
     "design": (ap.design, {"name": TEXT(ap.names()), "?steps": SMALL, "?epochs": SMALL}),
     "design of a workload": (ap.design, {"name": TEXT(ap.names()), "workload": WORKLOADS, "?epochs": st.just(2),
@@ -159,7 +169,7 @@ CALLS = {
     "calibrate": (ap.calibrate, {"factorization": st.just(F), "epsilon": POSITIVE, "delta": SHARES,
                                  "?clip_norm": POSITIVE, **PROMISE}),
     "calibrate, noise": (ap.calibrate, {"factorization": st.just(F), "noise_multiplier": POSITIVE,
-                                        "?delta": SHARES, "?sampling_rate": SHARES, **PROMISE}),
+                                        "?delta": SHARES, **PROMISE}),
     "Mechanism": (ap.Mechanism, {"factorization": st.just(F), "noise_multiplier": POSITIVE, "?clip_norm": POSITIVE,
                                  "?target_delta": SHARES, **PROMISE}),
     "epsilon": (M.epsilon, {"?delta": SHARES, "?rows": SMALL}),
@@ -189,11 +199,11 @@ CALLS = {
     "load": (ap.load, {"path": st.sampled_from([*WORDS[:3], "absent", "a" * 300])}),
     "MechanismTrials": (auditing.MechanismTrials, {"mechanism": st.just(M), "?key": st.just(KEY)}),
     "PrivacyEngine": (PrivacyEngine, {"?mechanism": TEXT([*ap.names(), F]), "?key": st.just(KEY)}),
-    "FixedOrder": (FixedOrder, {"size": SMALL, "batch_size": SMALL, "?shuffle": YES, "?drop_last": YES,
+    "FixedOrderBatches": (FixedOrderBatches, {"size": SMALL, "batch_size": SMALL, "?shuffle": YES, "?drop_last": YES,
                                 "?order": st.just([0, 1]), "?rank": st.just(0), "?world": SMALL}),
-    "CyclicPoisson": (CyclicPoisson, {"size": SMALL, "rate": SHARES, "groups": SMALL}),
-    "BallsInBins": (BallsInBins, {"size": SMALL, "bins": SMALL}),
-    "sampler_for": (sampler_for, {"mechanism": st.just(CYCLIC), "size": SMALL}),
+    "PoissonBatches": (PoissonBatches, {"size": SMALL, "rate": SHARES, "groups": SMALL}),
+    "BallsInBinsBatches": (BallsInBinsBatches, {"size": SMALL, "bins": SMALL}),
+    "batch_sampler_for": (batch_sampler_for, {"mechanism": st.just(CYCLIC), "size": SMALL}),
     "Server": (federated.Server, {"mechanism": st.just(USERS), "model": st.just({"w": np.zeros(3)}),
                                   "clients_per_round": SMALL, "?key": st.just(KEY), "?workload": WORKLOADS}),
     "smallest_population": (federated.smallest_population, {"participation": PARTICIPATIONS, "rounds": SMALL,

@@ -11,11 +11,14 @@ from tests.federated.setting import MODEL, mechanism, server, train
 pytestmark = pytest.mark.issue(21)
 
 ROUNDS, CLIENTS = 32, 4
+HASH_SLOTS = ap.sampling.HashSlots()
 
 
-def slotted(adjacency, sampler="hash-slots", rounds=ROUNDS):
+def slotted(adjacency, sampling=HASH_SLOTS, rounds=ROUNDS):
     f = ap.design("dp-mf", steps=rounds, participation=ap.min_separation(2, rounds // 2))
-    return ap.calibrate(f, noise_multiplier=1.0, unit="user", sampler=sampler, adjacency=adjacency)
+    return ap.calibrate(
+        f, noise_multiplier=1.0, unit="user", sampling=sampling, adjacency=adjacency
+    )
 
 
 def sums_of_rounds(m, updates):
@@ -49,7 +52,7 @@ def test_hash_slots_are_refused_where_users_are_asked_in_turn(adjacency, shown):
     shown("true μ of a queue over the μ of hash slots", f"{ratio:.1f}", "refused above 1")
     assert ratio > 3, "there is something to refuse"
     with pytest.raises(
-        ValueError, match=r"sampler = 'hash-slots'.*in turn.*Nothing was released.*zero-out"
+        ValueError, match=r"sampling = HashSlots\(\).*in turn.*Nothing was released.*zero-out"
     ):
         Server(m, MODEL, clients_per_round=CLIENTS, key=ap.Key.insecure(1))
 

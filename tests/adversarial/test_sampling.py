@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import antiphase as ap
 from antiphase.errors import ParticipationError, PerExampleGradientError, SettingsError
-from antiphase.torch import PrivacyEngine, sampler_for
+from antiphase.torch import PrivacyEngine, batch_sampler_for
 from antiphase.torch.noise_run import row_of
 from tests.torch.setting import Training, data, make_private, small_model
 
@@ -111,11 +111,9 @@ def test_made_up_examples_take_the_place_of_empty_samples_alone():
 def test_the_rate_of_an_amplified_sampler_is_frozen():
     """Row 31: more examples a step than the amplification was computed for."""
     f = ap.design("dp-sgd", steps=10, participation=ap.min_separation(10, 1))
-    mechanism = ap.calibrate(
-        f, noise_multiplier=1.0, delta=1e-5, sampler="poisson", sampling_rate=0.2
-    )
+    mechanism = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5, sampling=ap.sampling.Poisson(0.2))
     engine = PrivacyEngine(mechanism=mechanism, key=ap.Key.insecure(1))
-    loader = DataLoader(data(), batch_sampler=sampler_for(mechanism, 60))
+    loader = DataLoader(data(), batch_sampler=batch_sampler_for(mechanism, 60))
     module, optimizer, private = make_private(engine, loader, noise_multiplier=None)
     private.batch_sampler.sampler.rate = 0.9
     with pytest.raises(SettingsError, match=r"sampler\.sampler\.rate was 0\.2.*now 0\.9"):

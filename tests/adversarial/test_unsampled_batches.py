@@ -16,7 +16,7 @@ def test_a_loader_that_does_not_sample_is_refused(shown):
     refused = 0
     for make in (sampled.cyclic, sampled.bins, sampled.independent):
         for other in ("shuffled", "fixed order", "sequential"):
-            with pytest.raises(ValueError, match="come about in another way"):
+            with pytest.raises(ValueError, match="are formed in another way"):
                 sampled.private(make(), sampled.OTHERS[other](sampled.dataset()))
             refused += 1
     shown(

@@ -72,9 +72,7 @@ def test_claims_come_from_mechanisms_and_statements(mechanism):
     statement = json.loads(mechanism.statement().to_json())
     assert claim_of(statement) == claim_of(mechanism) == GaussianClaim(mechanism.mu())
     f = ap.design("dp-sgd", steps=8)
-    sampled = ap.calibrate(
-        f, noise_multiplier=1.0, delta=1e-5, sampler="poisson", sampling_rate=0.1
-    )
+    sampled = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5, sampling=ap.sampling.Poisson(0.1))
     assert claim_of(json.loads(sampled.statement().to_json())) == ApproximateClaim(
         sampled.epsilon(), 1e-5
     )

@@ -99,7 +99,7 @@ def test_training_that_diverges_is_json_too(run):
 
 @pytest.mark.parametrize(
     ("mechanism", "how"),
-    [("dp-mf", {}), ("dp-sgd", {"sampler": "poisson", "sampling_rate": 0.1})],
+    [("dp-mf", {}), ("dp-sgd", {"sampling": ap.sampling.Poisson(0.1)})],
     ids=["dp-mf", "dp-sgd"],
 )
 def test_all_trials_together_cost_more_than_one(mechanism, how):
@@ -285,7 +285,7 @@ def test_a_design_for_sampled_batches_has_the_best_number_of_bands(run, tmp_path
     assert found["options"] == {"bands": made.factorization.bands}
     assert (
         (found["sampler"], found["sampling_rate"])
-        == (made.sampler, made.sampling_rate)
+        == (made.sampling.name, made.sampling.rate)
         == ("cyclic-poisson", 0.02)
     )
     least = min(found["tried"], key=lambda t: t["noise_multiplier"] ** 2 * t["error"])

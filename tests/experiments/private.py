@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from antiphase.torch import PrivacyEngine
-from antiphase.torch.batch_selection import FixedOrder
+from antiphase.torch.batch_selection import FixedOrderBatches
 from antiphase.torch.training import torch_generator
 from experiments import linear_training, mnist
 
@@ -50,7 +50,7 @@ def by_engine(cell, epsilon, trial, mechanism=None):
     data, model = tensors(), linear()
     order = np.random.default_rng([cell["seed"], trial]).permutation(len(data))
     loader = DataLoader(
-        data, batch_sampler=FixedOrder(len(data), cell["batch_size"], order=order.tolist())
+        data, batch_sampler=FixedOrderBatches(len(data), cell["batch_size"], order=order.tolist())
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=cell["learning_rate"])
     key, name = mnist.key_and_run(cell, trial)

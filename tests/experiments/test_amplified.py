@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 import antiphase as ap
 from antiphase.band_selection import cyclic
 from antiphase.torch import PrivacyEngine
-from antiphase.torch.batch_selection import CyclicPoisson
+from antiphase.torch.batch_selection import PoissonBatches
 from experiments import amplified, mnist, runner
 from tests.experiments.private import linear, run, tensors
 
@@ -23,12 +23,12 @@ def test_the_loop_on_cyclic_samples_is_the_engine():
     f = cyclic("toeplitz", 3, mnist.setting_of(CELL).workload)
     rate, trial = mnist.sampling_rate(CELL), 1
     made = ap.calibrate(
-        f, noise_multiplier=1.0, delta=1e-4, sampler="cyclic-poisson", sampling_rate=rate
+        f, noise_multiplier=1.0, delta=1e-4, sampling=ap.sampling.CyclicPoisson(rate)
     )
     (ours,) = mnist.trained(CELL, [made], trial, amplified._batches(CELL, made, trial))
     key, name = mnist.key_and_run(CELL, trial)
     data, model = tensors(), linear()
-    sampler = CyclicPoisson(len(data), rate, groups=3)
+    sampler = PoissonBatches(len(data), rate, groups=3)
     sampler.secret = key.subkey("samples", str(trial))  # given to it, the engine would claim no ε
     private = PrivacyEngine(mechanism=made, key=key).make_private(
         module=model, optimizer=torch.optim.SGD(model.parameters(), lr=CELL["learning_rate"]),

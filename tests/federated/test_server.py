@@ -211,7 +211,7 @@ def test_promises_that_are_not_to_users_are_refused():
         server(ap.calibrate(f, noise_multiplier=1.0))
     with pytest.raises(ValueError, match="no amplification"):
         server(
-            ap.calibrate(f, noise_multiplier=1.0, sampler="poisson", sampling_rate=0.1, unit="user")
+            ap.calibrate(f, noise_multiplier=1.0, sampling=ap.sampling.Poisson(0.1), unit="user")
         )
     in_order = ap.design("dp-mf", steps=6, epochs=2)
     with pytest.raises(ValueError, match="fixed order"):

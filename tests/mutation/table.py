@@ -26,10 +26,12 @@ FEDERATED = ("tests/federated/test_server.py", "tests/federated/test_storage.py"
 
 TESTS = {
     "sensitivity.py": ("tests/test_sensitivity.py", *QUICK),
-    "accounting/gaussian.py": ("tests/accounting/test_gaussian.py", *QUICK),
-    "accounting/poisson.py": ("tests/accounting/test_gaussian.py", *QUICK),
+    "accounting/gaussian.py": ("tests/accounting/test_gaussian.py", *AMPLIFICATION),
+    "accounting/poisson.py": ("tests/accounting/test_gaussian.py", *AMPLIFICATION),
     "sampling.py": AMPLIFICATION,
-    "accounting/balls_in_bins.py": ("tests/accounting/test_balls_in_bins.py", *ALL),
+    "accounting/accountant.py": AMPLIFICATION,
+    "accounting/cyclic_poisson.py": AMPLIFICATION,
+    "accounting/balls_in_bins.py": AMPLIFICATION,
     "band_selection.py": ("tests/test_band_selection.py", *ALL),
     "mechanism.py": ("tests/test_mechanism.py", "tests/test_statement.py", *ALL),
     "statement.py": ("tests/test_mechanism.py", "tests/test_statement.py", *ALL),

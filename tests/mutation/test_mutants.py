@@ -64,12 +64,12 @@ def exit_code(body):
 
 def test_a_mutant_is_in_force_wherever_its_names_are_imported():
     """In functions, constants, classes that inherit, and modules that import names from the file."""
-    source = (PACKAGE / "sampling.py").read_text(encoding="utf-8")
-    changed = source.replace("return 2.0 if adjacency", "return 3.0 if adjacency")
+    source = (PACKAGE / "accounting/accountant.py").read_text(encoding="utf-8")
+    changed = source.replace("return 2.0 if", "return 3.0 if")
     assert changed != source
 
     def body():
-        fresh.install(Mutant("sampling.py", 0, source, changed))
+        fresh.install(Mutant("accounting/accountant.py", 0, source, changed))
         from antiphase import design
         from antiphase.mechanism import Mechanism
 

@@ -96,7 +96,7 @@ def test_cyclic_poisson_against_dp_accounting(shown):
             "dp-mf+", steps=steps, tau=bands, participation=ap.min_separation(rounds, apart=bands)
         )
         m = ap.calibrate(
-            f, noise_multiplier=s, delta=DELTA, sampler="cyclic-poisson", sampling_rate=rate
+            f, noise_multiplier=s, delta=DELTA, sampling=ap.sampling.CyclicPoisson(rate)
         )
         event = dp_accounting.PoissonSampledDpEvent(bands * rate, dp_accounting.GaussianDpEvent(s))
         accountant = pld.PLDAccountant().compose(dp_accounting.SelfComposedDpEvent(event, rounds))
@@ -115,7 +115,7 @@ def test_poisson_against_opacus(shown):
     off = []
     for steps, rate, s in POISSON:
         f = ap.design("dp-sgd", steps=steps)
-        m = ap.calibrate(f, noise_multiplier=s, delta=DELTA, sampler="poisson", sampling_rate=rate)
+        m = ap.calibrate(f, noise_multiplier=s, delta=DELTA, sampling=ap.sampling.Poisson(rate))
         accountant = PRVAccountant()
         accountant.history = [(s, rate, steps)]
         off.append(m.epsilon() / accountant.get_epsilon(DELTA) - 1)

@@ -22,7 +22,11 @@ def test_the_best_number_of_bands_is_that_of_an_exhaustive_search(shown):
     said = []
     for epsilon, rate in PAIRS:
         found = ap.best_bands(
-            "toeplitz", steps=STEPS, sampling_rate=rate, epsilon=epsilon, delta=DELTA
+            "toeplitz",
+            steps=STEPS,
+            sampling=ap.sampling.CyclicPoisson(rate),
+            epsilon=epsilon,
+            delta=DELTA,
         )
         assert found.mechanism.epsilon() <= epsilon
         best = [

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 import antiphase as ap
 from antiphase.errors import StateError
 from antiphase.noise.stream import NoiseStream
-from antiphase.torch.batch_selection import FixedOrder, fixed_order_loader
+from antiphase.torch.batch_selection import FixedOrderBatches, fixed_order_loader
 from antiphase.torch.distributed import Group, ShardedNoise, rows_of
 from tests.torch.setting import Training, data
 from tests.warm import Script
@@ -475,7 +475,7 @@ def test_sums_of_processes_are_added_up_in_float64(monkeypatch):
 
 
 def test_parts_of_a_batch_are_those_of_rank_0s_order(monkeypatch):
-    first = FixedOrder(60, 12, world=2)
+    first = FixedOrderBatches(60, 12, world=2)
     monkeypatch.setattr(
         dist, "broadcast_object_list", lambda box, src: box.__setitem__(0, first.order)
     )

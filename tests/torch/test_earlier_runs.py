@@ -28,7 +28,7 @@ def gaussian(name="dp-mf", noise_multiplier=1.0):
 
 def poisson():
     f = ap.design("dp-sgd", steps=6, participation=ap.min_separation(6, 1))
-    return ap.calibrate(f, noise_multiplier=1.0, delta=DELTA, sampler="poisson", sampling_rate=0.1)
+    return ap.calibrate(f, noise_multiplier=1.0, delta=DELTA, sampling=ap.sampling.Poisson(0.1))
 
 
 def earlier(mechanism, drawn=None):

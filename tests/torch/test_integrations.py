@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import antiphase as ap
 from antiphase.errors import HorizonError
-from antiphase.torch import PrivacyEngine, sampler_for, wrapping
+from antiphase.torch import PrivacyEngine, batch_sampler_for, wrapping
 from antiphase.torch.huggingface import PrivateTrainer
 from antiphase.torch.lightning import PrivacyCallback
 from antiphase.torch.noise_run import row_of
@@ -35,7 +35,7 @@ def amplified():
         participation=ap.min_separation(3, apart=2),
     )
     return ap.calibrate(
-        f, noise_multiplier=1.0, delta=1e-5, sampler="cyclic-poisson", sampling_rate=1 / 3
+        f, noise_multiplier=1.0, delta=1e-5, sampling=ap.sampling.CyclicPoisson(1 / 3)
     )
 
 
@@ -271,10 +271,12 @@ class TestLightning:
         )
         module, trainer = lit_module(pl), lit_trainer(pl, [callback])
         if sampled:
-            trainer.fit(module, DataLoader(setting.data(SIZE), batch_sampler=sampler_for(m, SIZE)))
+            trainer.fit(
+                module, DataLoader(setting.data(SIZE), batch_sampler=batch_sampler_for(m, SIZE))
+            )
             assert callback.engine.remaining_steps == 0
             return
-        with pytest.raises(ValueError, match="come about in another way"):
+        with pytest.raises(ValueError, match="are formed in another way"):
             trainer.fit(module, lit_loader())
 
     def test_one_target(self, pl):
@@ -392,7 +394,7 @@ class TestHuggingFace:
         trainer = hf_trainer(
             hf, tmp_path, bert(hf), engine=PrivacyEngine(mechanism=m), privacy=privacy
         )
-        with pytest.raises(ValueError, match="come about in another way"):
+        with pytest.raises(ValueError, match="are formed in another way"):
             trainer.train()
 
     def test_a_step_past_the_plan_raises(self, hf, tmp_path):

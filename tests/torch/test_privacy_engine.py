@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import antiphase as ap
 from antiphase.errors import BypassError, HorizonError, ParticipationError
-from antiphase.torch import FixedOrder, PrivacyEngine
+from antiphase.torch import FixedOrderBatches, PrivacyEngine
 from antiphase.torch.clipping import clip_factors, clip_margin, example_norms, weighted_sum
 from antiphase.torch.example_mixing import MixingError, refuse_mixing
 from antiphase.torch.noise_run import row_of
@@ -392,10 +392,10 @@ def test_a_promise_for_other_batches_is_refused():
     """ε of Poisson samples (0.4 at this rate) on batches in a fixed order (4.4); add-remove where one more record
     would move all others."""
     f = ap.design("dp-sgd", steps=15, epochs=3)
-    for promise in ({"sampler": "poisson", "sampling_rate": 0.01}, {"sampler": "hash-slots"}):
+    for promise in ({"sampling": ap.sampling.Poisson(0.01)}, {"sampling": ap.sampling.HashSlots()}):
         m = ap.calibrate(f, noise_multiplier=1.0, adjacency="add-remove", **promise)
         with pytest.raises(
-            ValueError, match=r"come about in another way|here batches come in a fixed order"
+            ValueError, match=r"are formed in another way|here batches come in a fixed order"
         ):
             make_private(PrivacyEngine(mechanism=m), None, epochs=3)
     slots = DataLoader(data(), batch_sampler=[list(range(i, 60, 5)) for i in range(5)])
@@ -492,14 +492,20 @@ def test_the_order_is_the_same_in_every_epoch_with_workers_too():
 def test_parts_of_a_batch_are_disjoint_and_complete():
     for world in (1, 2, 4):
         parts = [
-            list(FixedOrder(22, 8, generator=torch.Generator().manual_seed(1), rank=r, world=world))
+            list(
+                FixedOrderBatches(
+                    22, 8, generator=torch.Generator().manual_seed(1), rank=r, world=world
+                )
+            )
             for r in range(world)
         ]
-        for i, whole in enumerate(FixedOrder(22, 8, generator=torch.Generator().manual_seed(1))):
+        for i, whole in enumerate(
+            FixedOrderBatches(22, 8, generator=torch.Generator().manual_seed(1))
+        ):
             assert sorted(index for part in parts for index in part[i]) == sorted(whole)
-    assert len(FixedOrder(22, 8, drop_last=True)) == 2
+    assert len(FixedOrderBatches(22, 8, drop_last=True)) == 2
     with pytest.raises(ValueError, match="each must come once"):
-        FixedOrder(3, 1, order=[0, 1, 1])
+        FixedOrderBatches(3, 1, order=[0, 1, 1])
 
 
 def test_a_sampler_that_reshuffles_is_noticed_and_told_what_to_do():

@@ -1,5 +1,6 @@
-"""Accountants: ε, δ and noise multipliers, each rounded to the safe side."""
+"""Accountants: conversions between noise multipliers and (ε, δ), rounded to the safe side."""
 
+from antiphase.accounting.accountant import Accountant
 from antiphase.accounting.gaussian import (
     gaussian_delta,
     gaussian_epsilon,
@@ -10,6 +11,7 @@ from antiphase.accounting.gaussian import (
 from antiphase.accounting.poisson import poisson_delta, poisson_epsilon, poisson_noise_multiplier
 
 __all__ = [
+    "Accountant",
     "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",

@@ -40,7 +40,7 @@ class MechanismTrials:
         check.instance("mechanism", self.mechanism, Mechanism)
         if self.mechanism.amplified:
             raise ValueError(
-                'sampler = "poisson": whether a record is in a batch is decided in training, not '
+                f"sampling = {self.mechanism.sampling}: whether a record is in a batch is decided in training, not "
                 "by the mechanism; audit the training function"
             )
 

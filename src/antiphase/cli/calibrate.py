@@ -58,9 +58,7 @@ def calibrate(
         "clip_norm": calibration.clip,
         "adjacency": sampling.adjacency,
     }
-    if sampling.sampler is not None:
-        arguments |= {"sampler": sampling.sampler, "sampling_rate": sampling.sampling_rate}
-    mechanism = ap.calibrate(f, **arguments)
+    mechanism = ap.calibrate(f, sampling=sampling.scheme(), **arguments)
     digest = None if output_file is None else mechanism.save(output_file)
     if as_json:
         output.print_json(_to_dict(mechanism) | {"file": output_file, "digest": digest})
@@ -101,8 +99,8 @@ def _to_dict(mechanism: ap.Mechanism) -> dict[str, Any]:
         "mu": mechanism.mu(),
         "rho": mechanism.rho(),
         "adjacency": mechanism.adjacency,
-        "sampler": mechanism.sampler,
-        "sampling_rate": mechanism.sampling_rate,
+        "sampler": mechanism.sampling.name,
+        "sampling_rate": mechanism.sampling.rate,
     }
 
 

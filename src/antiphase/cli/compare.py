@@ -30,7 +30,7 @@ from antiphase.cli.options import (
 from antiphase.cli.progress import candidates_bar
 from antiphase.comparison import Candidate, Comparison, Entry, Setting
 from antiphase.design import options_for
-from antiphase.sampling import SAMPLERS
+from antiphase.sampling import KINDS, CyclicPoisson, has_rate, parse
 
 
 def _matching_mechanisms(incomplete: str) -> list[str]:
@@ -81,15 +81,15 @@ def compare(
             "them"
         )
     require_writable(html)
+    participation = length.participation()
     setting = Setting(
         optimizer.workload(length.steps),
-        length.participation(),
+        participation,
         epsilon=budget.epsilon,
         delta=budget.delta,
         adjacency=sampling.adjacency,
         parameters=parameters,
-        sampler=sampling.sampler or "fixed-order",
-        rate=sampling.sampling_rate,
+        sampling=sampling.scheme(comparisons.fixed_order_rate(participation, length.steps)),
     )
     if mechanism:
         candidates = [_candidate(text, setting) for text in mechanism]
@@ -116,22 +116,24 @@ def _candidate(text: str, setting: Setting) -> Candidate:
     if name not in MECHANISMS:
         raise usage_error(f"--mechanism {text}: must be one of {', '.join(MECHANISMS)}")
     parts = [part for part in rest.split(",") if part]
-    samplers = [part for part in parts if part in SAMPLERS]
+    samplers = [part for part in parts if part in KINDS]
     if len(samplers) > 1:
         raise usage_error(
             f"--mechanism {text}: {samplers[0]} and {samplers[1]} exclude each other; give one"
         )
-    sampler = samplers[0] if samplers else None
-    options = parse_options([part for part in parts if part not in SAMPLERS])
+    sampling = None
+    for sampler in samplers:
+        sampling = parse(sampler, setting.sampling_rate if has_rate(sampler) else None)
+    options = parse_options([part for part in parts if part not in KINDS])
     known = options_for(name)
     if unknown := sorted(set(options) - set(known)):
         raise usage_error(
             f"--mechanism {text}: {name} has no option {unknown[0]}; it takes {', '.join(known)}"
         )
-    if name == "dp-mf+" and (sampler or setting.sampler) != "cyclic-poisson":
+    if name == "dp-mf+" and not isinstance(sampling or setting.sampling, CyclicPoisson):
         # With cyclic Poisson sampling, τ is the number of bands, which is searched for.
         options.setdefault("tau", setting.steps)
-    return Candidate(name, options, sampler)
+    return Candidate(name, options, sampling)
 
 
 def _write_files(
@@ -166,7 +168,7 @@ def _print(comparison: Comparison) -> None:
         "final\niterate",
         "over\noptimum",
     ]
-    if setting.sampler != "fixed-order":
+    if setting.sampling.amplifies:
         noise.insert(1, "amplified")
     cost = ["design", "noise\nmemory", "noise\nper step"]
     rows = [_cells(entry, comparison) for entry in comparison.entries]
@@ -213,7 +215,7 @@ def _cells(entry: Entry, comparison: Comparison) -> list[str]:
         starred(output.format_bytes(entry.noise_bytes), comparison.memory_frontier),
         starred(output.format_seconds(entry.step_seconds), comparison.time_frontier),
     ]
-    if comparison.setting.sampler != "fixed-order":
+    if comparison.setting.sampling.amplifies:
         cells.insert(1, "yes" if entry.amplified else "no")
     return cells
 

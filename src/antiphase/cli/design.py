@@ -171,8 +171,7 @@ def _design(
         _ = f.lower_bound  # computed here, within the progress bar
     if not calibration.given:
         return Result(f, stopped=stopped())
-    sampler = sampling.sampler or "fixed-order"
-    mechanism = ap.calibrate(f, sampler=sampler, **_budget(calibration, sampling))
+    mechanism = ap.calibrate(f, **_budget(calibration, sampling))
     return Result(f, mechanism, stopped=stopped())
 
 
@@ -198,7 +197,7 @@ def _design_for_cyclic_sampling(
     budget = _budget(calibration, sampling)
     if bands != "auto":
         f = cyclic(name, bands, workload)
-        return Result(f, ap.calibrate(f, sampler="cyclic-poisson", **budget))
+        return Result(f, ap.calibrate(f, **budget))
     if budget.pop("noise_multiplier") is not None:
         raise usage_error(
             "--bands auto needs --epsilon and --delta: the best number depends on them"
@@ -220,7 +219,7 @@ def _budget(calibration: CalibrationOptions, sampling: SamplingOptions) -> dict[
         "noise_multiplier": calibration.noise_multiplier,
         "clip_norm": calibration.clip,
         "adjacency": sampling.adjacency,
-        "sampling_rate": sampling.sampling_rate,
+        "sampling": sampling.scheme(),
     }
 
 
@@ -238,7 +237,7 @@ def _errors(result: Result) -> dict[str, Any]:
     certified one is for batches in a fixed order.
     """
     f, mechanism = result.factorization, result.mechanism
-    if mechanism is None or mechanism.sampler not in ("poisson", "cyclic-poisson"):
+    if mechanism is None or mechanism.sampling.rate is None:
         return {
             "sensitivity": f.sensitivity,
             "error": f.error,
@@ -267,8 +266,8 @@ def _to_dict(result: Result) -> dict[str, Any]:
             "noise_multiplier": mechanism.noise_multiplier,
             "clip_norm": mechanism.clip_norm,
             "adjacency": mechanism.adjacency,
-            "sampler": mechanism.sampler,
-            "sampling_rate": mechanism.sampling_rate,
+            "sampler": mechanism.sampling.name,
+            "sampling_rate": mechanism.sampling.rate,
             "epsilon": None if mechanism.target_delta is None else mechanism.epsilon(),
             "delta": mechanism.target_delta,
         }
@@ -335,8 +334,9 @@ def sampling_fact(mechanism: ap.Mechanism) -> dict[str, str]:
     """Return a row about the sampling that an amplified mechanism requires."""
     if not mechanism.amplified:
         return {}
-    rate = "" if mechanism.sampling_rate is None else f" at rate {mechanism.sampling_rate:.6g}"
-    return {"requires": f"batches drawn by {mechanism.sampler}{rate}"}
+    sampling = mechanism.sampling
+    rate = "" if sampling.rate is None else f" at rate {sampling.rate:.6g}"
+    return {"requires": f"batches drawn by {sampling.name}{rate}"}
 
 
 def _storage(f: Any) -> str:

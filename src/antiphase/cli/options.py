@@ -20,10 +20,11 @@ from typing import Annotated, Any, get_type_hints
 import click
 import typer
 
+from antiphase.accounting.accountant import ADJACENCIES
 from antiphase.cli.errors import usage_error
 from antiphase.design import names
 from antiphase.participation import Participation, from_epochs, min_separation
-from antiphase.sampling import ADJACENCIES, AMPLIFIED
+from antiphase.sampling import AMPLIFYING, FIXED_ORDER, Sampling, has_rate, parse
 from antiphase.workload import SCHEDULES, Workload
 
 MECHANISMS = tuple(names())
@@ -247,7 +248,7 @@ class SamplingOptions:
         str | None,
         typer.Option(
             help="How batches are sampled; mechanisms with a proof for it are amplified.",
-            click_type=one_of(*AMPLIFIED),
+            click_type=one_of(*AMPLIFYING),
             show_default=False,
         ),
     ] = None
@@ -262,7 +263,14 @@ class SamplingOptions:
     @property
     def has_rate(self) -> bool:
         """Whether the sampler has a sampling rate."""
-        return self.sampler in ("poisson", "cyclic-poisson")
+        return self.sampler is not None and has_rate(self.sampler)
+
+    def scheme(self, default_rate: float | None = None) -> Sampling:
+        """Return the sampling scheme, with a default rate for one that needs a rate."""
+        if self.sampler is None:
+            return FIXED_ORDER
+        use_default = self.has_rate and self.sampling_rate is None
+        return parse(self.sampler, default_rate if use_default else self.sampling_rate)
 
     def require_no_stray_rate(self) -> None:
         """Refuse a sampling rate without a sampler that has one."""

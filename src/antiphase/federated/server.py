@@ -24,6 +24,7 @@ from antiphase.ledger.write_ahead import WriteAheadLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.noise.stream import NoiseStream
+from antiphase.sampling import FixedOrder
 from antiphase.statement import PrivacyStatement
 from antiphase.workload import Workload
 
@@ -364,15 +365,15 @@ def _refuse_other_promises(mechanism: Mechanism) -> None:
     # PRIVACY: users come when they can; there is no sampling that could amplify.   [G9]
     if mechanism.amplified:
         raise ValueError(
-            f"sampler = {mechanism.sampler!r}: users are not Poisson samples, and no amplification is claimed; leave "
-            "sampler out"
+            f"sampling = {mechanism.sampling}: users are not sampled at random, and no amplification is claimed; "
+            "use FixedOrder()"
         )
     # PRIVACY: users are asked in turn, so one user more or less moves all later ones to other rounds.   [G18]
-    if mechanism.sampler != "fixed-order" or mechanism.adjacency == "add-remove":
+    if mechanism.sampling != FixedOrder() or mechanism.adjacency == "add-remove":
         raise ValueError(
-            f"sampler = {mechanism.sampler!r}, adjacency = {mechanism.adjacency!r}: the server asks users in turn "
+            f"sampling = {mechanism.sampling}, adjacency = {mechanism.adjacency!r}: the server asks users in turn "
             "and not in slots by a hash, so that one user more or less changes who is asked in every later round. "
-            'Nothing was released. Leave sampler out, and use adjacency="zero-out" or "replace-one"'
+            'Nothing was released. Use FixedOrder(), and adjacency="zero-out" or "replace-one"'
         )
 
 

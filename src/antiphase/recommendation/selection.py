@@ -22,6 +22,7 @@ from antiphase.recommendation.quadratic_ranking import (
     rank,
 )
 from antiphase.recommendation.result import Gain, LearningRateRange, Recommendation
+from antiphase.sampling import Poisson
 
 MAX_CHEAP_VECTORS = 16  # of memory: a mechanism that keeps no more is cheap
 NOISE_TIE = 0.005  # relative difference in noise below which the cheaper mechanism is taken
@@ -112,7 +113,7 @@ def _by_worst_case(
     """Recommend without a spectrum: no damping, or one for all directions."""
     steps, final_weight = setting.steps, math.sqrt(setting.steps)
     objective: Objective = Restarts(steps)
-    candidates = _baselines(poisson)
+    candidates = _baselines(setting, poisson)
     candidates += [Candidate("dp-mf"), Candidate("dp-mf+", {"tau": steps})]
     epoch = setting.participation.steps_per_epoch
     if epoch is not None and epoch > 1:
@@ -159,7 +160,7 @@ def _ranked(
             progress(ProgressReport(started, 2 * started + 8, task=label))
 
     ranked, refused = rank(setting, criterion, tolerance, report)
-    shortlist = _baselines(poisson) + _shortlist(setting, ranked)
+    shortlist = _baselines(setting, poisson) + _shortlist(setting, ranked)
     found = _compared(setting, shortlist, tolerance, progress)
     assert found.base is not None
     values = {r.candidate.label: tuple(map(float, r.values)) for r in ranked}
@@ -172,8 +173,9 @@ def _ranked(
     return comparison, values, len(ranked)
 
 
-def _baselines(poisson: bool) -> list[Candidate]:
-    return [Candidate("dp-sgd"), *([Candidate("dp-sgd", sampler="poisson")] if poisson else [])]
+def _baselines(setting: Setting, poisson: bool) -> list[Candidate]:
+    amplified = Candidate("dp-sgd", sampling=Poisson(setting.sampling_rate))
+    return [Candidate("dp-sgd"), *([amplified] if poisson else [])]
 
 
 def _shortlist(setting: Setting, ranked: list[RankedDesign]) -> list[Candidate]:

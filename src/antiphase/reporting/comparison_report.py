@@ -137,7 +137,7 @@ def _noise_columns(comparison: Comparison) -> list[Column]:
         ),
         Column("gap", "gap", "", "from the optimum for its own objective, at most", digits=2),
     ]
-    if comparison.setting.sampler != "fixed-order":
+    if comparison.setting.sampling.amplifies:
         columns.insert(1, Column("drawn", "batches"))
     return columns
 
@@ -175,7 +175,7 @@ def _points(comparison: Comparison, best: Entry) -> list[str]:
         points.append(
             f"{least.label} leaves less noise over all iterates than any encoder on batches in a "
             "fixed order can. It needs true "
-            f"{SAMPLING_REQUIREMENTS[least.mechanism.sampler]}."
+            f"{SAMPLING_REQUIREMENTS[least.mechanism.sampling.name]}."
         )
     elif least.over_optimum is not None:
         points.append(

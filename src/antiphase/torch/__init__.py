@@ -1,6 +1,17 @@
 """Training in PyTorch: ``from antiphase.torch import PrivacyEngine`` where Opacus' stood before."""
 
-from antiphase.torch.batch_selection import BallsInBins, CyclicPoisson, FixedOrder, sampler_for
+from antiphase.torch.batch_selection import (
+    BallsInBinsBatches,
+    FixedOrderBatches,
+    PoissonBatches,
+    batch_sampler_for,
+)
 from antiphase.torch.privacy_engine import PrivacyEngine
 
-__all__ = ["BallsInBins", "CyclicPoisson", "FixedOrder", "PrivacyEngine", "sampler_for"]
+__all__ = [
+    "BallsInBinsBatches",
+    "FixedOrderBatches",
+    "PoissonBatches",
+    "PrivacyEngine",
+    "batch_sampler_for",
+]

@@ -24,18 +24,19 @@ from torch.utils.data import (
 from antiphase._util import checks as check
 from antiphase.errors import ParticipationError, StateError
 from antiphase.mechanism import Mechanism
+from antiphase.sampling import BallsInBins, CyclicPoisson, Poisson
 
 MAX_EXAMPLES = 2**31 - 1
 OTHER = "the checkpoint was saved with another dataset, or with batches of another kind. Nothing was changed"
 
 
-class FixedOrder(BatchSampler):
+class FixedOrderBatches(BatchSampler):
     """Batches of ``batch_size`` examples in the same order in every epoch: shuffled once, or given as ``order``.
 
     Privacy does not rest on the shuffle. With several processes each takes its part of every batch; nothing is padded
     and no example comes twice.
 
-    >>> list(FixedOrder(5, 2, shuffle=False))
+    >>> list(FixedOrderBatches(5, 2, shuffle=False))
     [[0, 1], [2, 3], [4]]
     """
 
@@ -94,14 +95,14 @@ class FixedOrder(BatchSampler):
         self.order, self.first = state, batch
 
 
-class CyclicPoisson(BatchSampler):
+class PoissonBatches(BatchSampler):
     """Step ``t`` has each example of group ``t mod groups`` by an independent coin; so is every example's group.
 
     What is drawn in a step depends on nothing but the secret and the step, so a run that goes on draws the same again.
     One pass has as many steps as it takes to draw, on average, every example once. PRIVACY rests on the coins being
     independent and unknown: the secret is to be kept like the noise key.
 
-    >>> sorted(sum(CyclicPoisson(8, 0.5, groups=2), []))
+    >>> sorted(sum(PoissonBatches(8, 0.5, groups=2), []))
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
 
@@ -140,7 +141,7 @@ class CyclicPoisson(BatchSampler):
     def draws_like(self, other: Any) -> bool:
         mine = (self.size, self.groups, self.rate, True)
         return (
-            type(other) is CyclicPoisson
+            type(other) is PoissonBatches
             and (other.size, other.groups, other.rate, other.by_chance) == mine
         )
 
@@ -174,12 +175,12 @@ def _dealt(secret: int, groups: int, size: int) -> NDArray[np.int64]:
     return source.integers(groups, size=size)
 
 
-class BallsInBins(BatchSampler):
+class BallsInBinsBatches(BatchSampler):
     """Every example is thrown into one of ``bins`` batches, once; every epoch has these batches in this order.
 
     PRIVACY rests on the bins being random and unknown: they are to be kept like the noise key.
 
-    >>> sorted(sum(BallsInBins(5, 2), []))
+    >>> sorted(sum(BallsInBinsBatches(5, 2), []))
     [0, 1, 2, 3, 4]
     """
 
@@ -212,7 +213,9 @@ class BallsInBins(BatchSampler):
 
     def draws_like(self, other: Any) -> bool:
         mine = (self.size, self.bins, True)
-        return type(other) is BallsInBins and (other.size, other.bins, other.by_chance) == mine
+        return (
+            type(other) is BallsInBinsBatches and (other.size, other.bins, other.by_chance) == mine
+        )
 
     def begin(self, step: int) -> None:
         """Have the batch of ``step`` next."""
@@ -227,7 +230,11 @@ class BallsInBins(BatchSampler):
         self.thrown, self.first = self._checked(state["thrown"]), step % self.bins
 
 
-OURS = (FixedOrder, CyclicPoisson, BallsInBins)  # which can be kept, and gone on with
+OURS = (
+    FixedOrderBatches,
+    PoissonBatches,
+    BallsInBinsBatches,
+)  # which can be kept, and gone on with
 
 
 @dataclass
@@ -315,22 +322,19 @@ class PrivateLoader(DataLoader[Any]):
             yield batch
 
 
-def sampler_for(mechanism: Mechanism, size: int) -> CyclicPoisson | BallsInBins:
+def batch_sampler_for(mechanism: Mechanism, size: int) -> PoissonBatches | BallsInBinsBatches:
     """The batch sampler that the mechanism's amplification is for, over ``size`` examples:
-    ``DataLoader(dataset, batch_sampler=sampler_for(mechanism, len(dataset)))``."""
+    ``DataLoader(dataset, batch_sampler=batch_sampler_for(mechanism, len(dataset)))``."""
     check.instance("mechanism", mechanism, Mechanism)
-    if mechanism.sampler == "cyclic-poisson":
-        assert mechanism.sampling_rate is not None
-        return CyclicPoisson(size, mechanism.sampling_rate, groups=mechanism.factorization.bands)
-    if mechanism.sampler == "balls-in-bins":
-        return BallsInBins(
-            size, len(mechanism.factorization.participation.patterns(mechanism.steps))
-        )
-    if mechanism.sampler == "poisson":
-        assert mechanism.sampling_rate is not None
-        return CyclicPoisson(size, mechanism.sampling_rate)
+    sampling, f = mechanism.sampling, mechanism.factorization
+    if isinstance(sampling, CyclicPoisson):
+        return PoissonBatches(size, sampling.rate, groups=f.bands)
+    if isinstance(sampling, BallsInBins):
+        return BallsInBinsBatches(size, len(f.participation.patterns(f.steps)))
+    if isinstance(sampling, Poisson):
+        return PoissonBatches(size, sampling.rate)
     raise ValueError(
-        f"the mechanism is for sampler = {mechanism.sampler!r}: its batches need no sampler of their own"
+        f"the mechanism is for sampling = {sampling}: its batches need no sampler of their own"
     )
 
 
@@ -343,11 +347,11 @@ def sampled_loader(
         sampler = sampler.sampler
     dataset: Any = loader.dataset
     # PRIVACY: an amplified ε holds for the sampler that was analysed, with its own numbers, and no other.   [G9]
-    if not sampler_for(mechanism, len(dataset)).draws_like(sampler):
+    if not batch_sampler_for(mechanism, len(dataset)).draws_like(sampler):
         raise ValueError(
-            f"data_loader: the ε of this mechanism is that of sampler = {mechanism.sampler!r}, and these batches come "
-            "about in another way. Use DataLoader(dataset, batch_sampler=antiphase.torch.sampler_for(mechanism, "
-            'len(dataset))); or calibrate for sampler="fixed-order"'
+            f"data_loader: the ε of this mechanism is that of sampling = {mechanism.sampling}, and these batches "
+            "are formed in another way. Use DataLoader(dataset, batch_sampler=antiphase.torch.batch_sampler_for(mechanism, "
+            "len(dataset))); or calibrate for sampling=FixedOrder()"
         )
     return _recorded(loader, sampler, sampler.batch_size, steps)
 
@@ -372,7 +376,7 @@ def fixed_order_loader(loader: DataLoader[Any]) -> PrivateLoader:
     if isinstance(sampler, Recorded):
         sampler = sampler.sampler
     elif plain and not (isinstance(loader.sampler, RandomSampler) and loader.sampler.replacement):
-        sampler = FixedOrder(
+        sampler = FixedOrderBatches(
             len(dataset),
             batch_size,
             shuffle=isinstance(loader.sampler, RandomSampler),

@@ -11,7 +11,7 @@ from antiphase._util import files
 from antiphase.errors import FileFormatError, KeyFileError, ParticipationError, StateError
 from antiphase.factorizations.base import MALFORMED
 from antiphase.torch import distributed
-from antiphase.torch.batch_selection import OURS, FixedOrder, Recorded
+from antiphase.torch.batch_selection import OURS, FixedOrderBatches, Recorded
 from antiphase.torch.release import Release
 from antiphase.torch.tensor_packing import pack, unpack, with_arrays, with_tensors
 from antiphase.torch.user_warnings import warn
@@ -167,7 +167,7 @@ def resume(training: PrivateTraining, state: Any, order: Any, *, fresh_noise: bo
     release.restore(state, fresh_noise)
     if isinstance(sampler, OURS):
         position = release.position
-        if isinstance(sampler, FixedOrder):
+        if isinstance(sampler, FixedOrderBatches):
             position = position % plan.steps_per_epoch * plan.accumulation
         sampler.restore(order, position)
         training.frozen_settings.accept_sampler()

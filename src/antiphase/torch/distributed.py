@@ -24,7 +24,7 @@ from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.noise.normals import CHUNK
 from antiphase.noise.stream import NoiseStream, parse_memory
-from antiphase.torch.batch_selection import FixedOrder
+from antiphase.torch.batch_selection import FixedOrderBatches
 
 Shapes = dict[str, tuple[int, ...]]
 Rows = tuple[
@@ -195,7 +195,7 @@ class Group:
         if self.world == 1:
             return
         batches = loader.batch_sampler.sampler
-        if not isinstance(batches, FixedOrder):
+        if not isinstance(batches, FixedOrderBatches):
             raise ValueError(
                 "data_loader has a sampler of its own in a distributed run. Hand over an ordinary loader over the "
                 "whole dataset with the batch size of all processes together: each batch is divided among them, "

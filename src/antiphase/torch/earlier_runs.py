@@ -16,6 +16,7 @@ from antiphase import accounting
 from antiphase.ledger.write_ahead import WriteAheadLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
+from antiphase.sampling import Poisson
 from antiphase.statement import rounded_up
 
 LOOKED_AT = (
@@ -76,9 +77,13 @@ def composition_record(mechanism: Mechanism) -> dict[str, Any]:
     mu = mechanism.mu()
     if mu is not None:
         return {"mu": mu}
-    if mechanism.sampler == "poisson" and mechanism.adjacency != "replace-one":
-        names = ("sampler", "noise_multiplier", "sampling_rate", "steps")
-        return {name: getattr(mechanism, name) for name in names}
+    if isinstance(mechanism.sampling, Poisson) and mechanism.adjacency != "replace-one":
+        return {
+            "sampler": mechanism.sampling.name,
+            "noise_multiplier": mechanism.noise_multiplier,
+            "sampling_rate": mechanism.sampling.rate,
+            "steps": mechanism.steps,
+        }
     return {}
 
 

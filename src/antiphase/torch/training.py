@@ -34,6 +34,7 @@ from antiphase.errors import StateError
 from antiphase.mechanism import Mechanism, calibrate
 from antiphase.noise.key import Key
 from antiphase.participation import min_separation
+from antiphase.sampling import Poisson
 from antiphase.statement import PrivacyStatement
 from antiphase.torch import run_directory
 from antiphase.torch.batch_selection import fixed_order_loader
@@ -484,8 +485,8 @@ def _amplified(
 ) -> Mechanism:
     made = design("dp-sgd", steps=steps, participation=min_separation(steps, apart=1))
     return calibrate(
-        made, epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta, clip_norm=clip_norm, sampler="poisson",
-        sampling_rate=rate,
+        made, epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta, clip_norm=clip_norm,
+        sampling=Poisson(rate),
     )  # fmt: skip
 
 

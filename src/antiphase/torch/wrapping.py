@@ -12,9 +12,10 @@ from antiphase.ledger.participation import ParticipationLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.participation import Participation, min_separation
+from antiphase.sampling import HashSlots, Poisson
 from antiphase.torch import earlier_runs
 from antiphase.torch.batch_selection import (
-    FixedOrder,
+    FixedOrderBatches,
     StepCounter,
     fixed_order_loader,
     public_batch_size,
@@ -174,11 +175,11 @@ def _private_loader(
         loader = fixed_order_loader(loader)
         group.share(loader)
     # PRIVACY: a promise that rests on how batches come about holds for no other batches.   [G9]
-    if mechanism.sampler == "hash-slots" and _is_fixed_order(loader):
+    if isinstance(mechanism.sampling, HashSlots) and _is_fixed_order(loader):
         raise ValueError(
             "the mechanism is for slots by a hash of the record, and here batches come in a fixed "
             "order. Use a batch sampler of yours that assigns them, or calibrate for "
-            'sampler="fixed-order"'
+            "sampling=FixedOrder()"
         )
     return loader
 
@@ -233,7 +234,7 @@ def _release(
 def _is_fixed_order(loader: Any) -> bool:
     """Whether batches are ours, in a fixed order."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    return isinstance(getattr(batch_sampler, "sampler", None), FixedOrder)
+    return isinstance(getattr(batch_sampler, "sampler", None), FixedOrderBatches)
 
 
 def _accounted_participation(mechanism: Mechanism) -> Participation:
@@ -243,7 +244,7 @@ def _accounted_participation(mechanism: Mechanism) -> Participation:
     """
     # PRIVACY: ε is that of the mechanism's participation, whatever the plan was derived from.   [G14]
     own = mechanism.factorization.participation
-    return min_separation(mechanism.steps, 1) if mechanism.sampler == "poisson" else own
+    return min_separation(mechanism.steps, 1) if isinstance(mechanism.sampling, Poisson) else own
 
 
 def _named_shapes(module: nn.Module, params: list[torch.Tensor]) -> dict[str, tuple[int, ...]]:

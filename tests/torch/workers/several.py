@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from antiphase import Workload, calibrate, design, epochs
 from antiphase.noise.key import Key
-from antiphase.torch import FixedOrder, PrivacyEngine
+from antiphase.torch import FixedOrderBatches, PrivacyEngine
 from antiphase.torch.distributed import Group
 from antiphase.torch.release import Release
 
@@ -102,7 +102,7 @@ def train(
     if (
         sampler == "fixed order"
     ):  # that of all processes, though each made its own, and not a share of it
-        loader = DataLoader(dataset, batch_sampler=FixedOrder(SIZE, BATCH))
+        loader = DataLoader(dataset, batch_sampler=FixedOrderBatches(SIZE, BATCH))
     elif sampler == "padded":
         loader = DataLoader(dataset, batch_size=BATCH, sampler=DistributedSampler(dataset))
     else:
