@@ -3,5 +3,5 @@
 A study computes results, keeps them as JSON, and draws figures and tables from them (see `runner`).
 """
 
-# The studies, in the paper's order. Each is a module of this package with the names of `runner.Study`.
+# The studies, in the paper's order: modules of this package with the names of `runner.Study`.
 NAMES = ("matrices", "quadratic", "chess", "mnist", "amplified", "cifar10", "scattering", "text")

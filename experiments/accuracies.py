@@ -1,4 +1,4 @@
-"""Accuracies of several mechanisms at several ε: means with standard errors, who is ahead, a chart, a table."""
+"""Accuracies of mechanisms by ε: means with standard errors, comparisons, chart and tables."""
 
 from __future__ import annotations
 
@@ -29,27 +29,26 @@ AHEAD = (
 
 
 def mean(runs: Sequence[float]) -> Mean:
-    """Of one run alone there is no standard error; 0 stands for it."""
+    """The mean of runs and its standard error; the error of a single run is given as 0."""
     error = np.std(runs, ddof=1) / math.sqrt(len(runs)) if len(runs) > 1 else 0.0
     return [float(np.mean(runs)), float(error)]
 
 
 def key(epsilon: float) -> str:
+    """ε (or another number) as a key of JSON."""
     return f"{epsilon:g}"
 
 
 def comparisons(accuracy: Mapping[str, ByEpsilon]) -> dict[str, ByEpsilon]:
-    """By how much, at each ε, the one of two mechanisms is better, and the standard error of that."""
+    """The differences of the pairs of AHEAD at each ε."""
     return {
-        f"{one} over {other}": {
-            e: [
-                accuracy[one][e][0] - accuracy[other][e][0],
-                math.hypot(accuracy[one][e][1], accuracy[other][e][1]),
-            ]
-            for e in accuracy[one]
-        }
-        for one, other in AHEAD
+        f"{one} over {other}": differences(accuracy[one], accuracy[other]) for one, other in AHEAD
     }
+
+
+def differences(one: ByEpsilon, other: ByEpsilon) -> ByEpsilon:
+    """The difference of two means at each ε, and its standard error."""
+    return {e: [one[e][0] - other[e][0], math.hypot(one[e][1], other[e][1])] for e in one}
 
 
 def verdict(difference: Mean) -> str:
@@ -61,7 +60,7 @@ def verdict(difference: Mean) -> str:
 def chart(
     accuracy: Mapping[str, ByEpsilon], title: str, note: str, level: float | None = None
 ) -> charts.Lines:
-    """Curves over ε; ``level`` is the accuracy without noise."""
+    """Accuracies by ε; ``level`` is the accuracy without noise."""
     series = []
     for name, values in accuracy.items():
         means, errors = 100 * np.array(list(values.values())).T
@@ -84,40 +83,39 @@ def chart(
 
 
 def over_budgets(title: str, series: list[charts.Series], note: str) -> charts.Lines:
-    """Accuracies in percent by ε, the way every study shows them."""
-    budget, accuracy = (
-        "privacy budget ε (smaller is more private)",
-        "accuracy on the test images (%)",
-    )
-    return charts.Lines(title, budget, accuracy, series, log_x=True, note=note)
+    """The chart of accuracies in percent by ε that all studies draw."""
+    x, y = "privacy budget ε (smaller is more private)", "accuracy on the test images (%)"
+    return charts.Lines(title, x, y, series, log_x=True, note=note)
 
 
 def tables(accuracy: Mapping[str, ByEpsilon], title: str, note: str) -> list[Table]:
-    """Accuracies, then who is ahead of whom."""
+    """A table of accuracies and a table of comparisons."""
     epsilons = list(next(iter(accuracy.values())))
     rows = [
         [LABELS[name], *(percent(value) for value in values.values())]
         for name, values in accuracy.items()
     ]
-    ahead = [
-        [_in_words(pair), *(f"{percent(value, '+')} {verdict(value)}" for value in values.values())]
-        for pair, values in comparisons(accuracy).items()
-    ]
+    ahead = {_label(pair): values for pair, values in comparisons(accuracy).items()}
     return [
         Table(title, ["accuracy (%) at ε =", *epsilons], rows, note),
-        Table(
-            "Who is ahead",
-            ["points at ε =", *epsilons],
-            ahead,
-            "alike: within two standard errors.",
-        ),
+        comparison_table("Who is ahead", ["points at ε =", *epsilons], ahead),
     ]
+
+
+def comparison_table(title: str, headings: list[str], ahead: Mapping[str, ByEpsilon]) -> Table:
+    """The differences of pairs of mechanisms, each with its verdict."""
+    rows = [
+        [pair, *(f"{percent(value, '+')} {verdict(value)}" for value in values.values())]
+        for pair, values in ahead.items()
+    ]
+    return Table(title, headings, rows, "alike: within two standard errors.")
 
 
 def percent(value: Mean, sign: str = "") -> str:
+    """A mean and its standard error in percent."""
     return f"{100 * value[0]:{sign}.1f} ± {100 * value[1]:.2f}"
 
 
-def _in_words(pair: str) -> str:
+def _label(pair: str) -> str:
     one, other = pair.split(" over ")
     return f"{LABELS[one].split(',')[0]} over {LABELS[other].split(',')[0]}"

@@ -1,8 +1,9 @@
-r"""Beyond the paper: what sampling is worth to each mechanism. Logistic regression on MNIST, 2,048 steps, 16 epochs.
+r"""Beyond the paper: privacy amplification by sampling for each mechanism, on MNIST.
 
-As in `experiments.mnist`, at three ε: DP-SGD on Poisson samples; encoders of few bands on cyclic Poisson samples,
-with the number of bands that `antiphase.best_bands` finds for each ε (Toeplitz, and DP-MF⁺ that restarts as often); and
-DP-MF⁺ with τ = T on batches in a fixed order, which needs no sampling and gets nothing from it.
+Logistic regression as in `experiments.mnist`, 2,048 steps, 16 epochs, at three ε: DP-SGD on Poisson
+samples; banded encoders on cyclic Poisson samples, with the number of bands that
+`antiphase.best_bands` selects for each ε (Toeplitz, and DP-MF⁺ with restarts as far apart); and
+DP-MF⁺ with τ = T on batches in a fixed order, without amplification.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from antiphase.mechanism import Mechanism
 from antiphase.reporting import charts, figures
 from antiphase.torch.batch_selection import PoissonBatches
 from experiments import mnist
-from experiments.accuracies import key, mean, over_budgets, percent, verdict
+from experiments.accuracies import (
+    comparison_table,
+    differences,
+    key,
+    mean,
+    over_budgets,
+    percent,
+)
 from experiments.linear_training import Batches
 from experiments.runner import Cell, Result, Results, Table
 
@@ -43,7 +51,7 @@ COLOUR = {SGD: "dp-sgd", BANDED: "toeplitz", SHORT: "banded", PLUS: "dp-mf+"}
 
 
 def cells(full: bool) -> list[Cell]:
-    """One for each mechanism and ε, since each has bands of its own."""
+    """One cell for each mechanism and ε, since the number of bands depends on both."""
     common = {"epochs": EPOCHS, "batch_size": mnist.BATCH_SIZES[EPOCHS]} | mnist.COMMON
     return [
         kind | {"epsilons": [epsilon]} | common for kind in KINDS.values() for epsilon in EPSILONS
@@ -51,63 +59,58 @@ def cells(full: bool) -> list[Cell]:
 
 
 def work(cell: Cell) -> Result:
-    made = _banded(cell) if "cyclic" in cell else mnist.mechanisms(cell)[0]
-    accuracies = [
-        mnist.examples()[1].accuracy(
-            mnist.trained(cell, [made], trial, _batches(cell, made, trial))[0]
-        )
-        for trial in range(cell["trials"])
-    ]
-    found = {
+    """Accuracies of each trial, with the mechanism and its noise."""
+    mechanism = _banded(cell) if "cyclic" in cell else mnist.mechanisms(cell)[0]
+    _, test = mnist.examples()
+    accuracies = []
+    for trial in range(cell["trials"]):
+        (weights,) = mnist.trained(cell, [mechanism], trial, _batches(cell, mechanism, trial))
+        accuracies.append(test.accuracy(weights))
+    return {
         "accuracies": accuracies,
-        "noise_multiplier": made.noise_multiplier,
-        "epsilon": made.epsilon(),
-    }
-    return found | {
-        "bands": made.factorization.bands,
-        "design": repr(made.factorization),
-        "noise": _noise(made, cell),
+        "noise_multiplier": mechanism.noise_multiplier,
+        "epsilon": mechanism.epsilon(),
+        "bands": mechanism.factorization.bands,
+        "design": repr(mechanism.factorization),
+        "noise": _noise(mechanism, cell),
     }
 
 
-def _noise(made: Mechanism, cell: Cell) -> list[float]:
-    """In one weight, by the design alone: root mean square over all iterates, and in the last one."""
-    scale = made.noise_scale / made.factorization.sensitivity / cell["batch_size"]
-    variances = scale**2 * made.factorization.noise_per_iterate
+def _noise(mechanism: Mechanism, cell: Cell) -> list[float]:
+    """Predicted noise in one weight: root mean square over all iterates, and in the last one."""
+    scale = mechanism.noise_scale / mechanism.factorization.sensitivity / cell["batch_size"]
+    variances = scale**2 * mechanism.factorization.noise_per_iterate
     return [float(np.sqrt(variances.mean())), float(np.sqrt(variances[-1]))]
 
 
 def _banded(cell: Cell) -> Mechanism:
-    """With the number of bands that is best at this ε: least noise over all iterates. No image is looked at."""
+    """The mechanism with the best number of bands at this ε, selected without any image."""
     return ap.best_bands(
         cell["mechanism"],
         workload=mnist.setting_of(cell).workload,
-        sampling=ap.sampling.CyclicPoisson(mnist.sampling_rate(cell)),
+        sampling=ap.sampling.PoissonBatches(mnist.sampling_rate(cell)),
         epsilon=cell["epsilons"][0],
         delta=cell["delta"],
         clip_norm=cell["clip_norm"],
     ).mechanism
 
 
-def _batches(cell: Cell, made: Mechanism, trial: int) -> Batches | None:
+def _batches(cell: Cell, mechanism: Mechanism, trial: int) -> Batches | None:
     if "cyclic" not in cell:
-        return None  # as they are there
-    key, _ = mnist.key_and_run(cell, trial)
+        return None  # those of `mnist.trained`
+    run_key, _ = mnist.key_and_run(cell, trial)
     size, rate = len(mnist.examples()[0].inputs), mnist.sampling_rate(cell)
-    # With one band every step draws from everyone, which is DP-SGD's own sampling.
-    drawn = PoissonBatches(
-        size, rate, groups=made.factorization.bands, secret=key.subkey("samples", str(trial))
-    )
-    return (drawn.drawn(step) for step in range(cell["steps"]))
+    # With one band every step samples all examples, as DP-SGD does.
+    bands, secret = mechanism.factorization.bands, run_key.subkey("samples", str(trial))
+    sampler = PoissonBatches(size, rate, groups=bands, secret=secret)
+    return (sampler.drawn(step) for step in range(cell["steps"]))
 
 
-# ---- what follows ------------------------------------------------------------------------------------------
-
-
-def summary(found: Results, full: bool) -> dict[str, Any]:
+def summary(results: Results, full: bool) -> dict[str, Any]:
+    """Accuracies, bands and noise by mechanism and ε."""
     accuracy: dict[str, dict[str, list[float]]] = {label: {} for label in KINDS}
     design: dict[str, dict[str, Result]] = {label: {} for label in KINDS}
-    for cell, result in found:
+    for cell, result in results:
         label = next(label for label, kind in KINDS.items() if kind.items() <= cell.items())
         accuracy[label][key(cell["epsilons"][0])] = mean(result["accuracies"])
         design[label][key(cell["epsilons"][0])] = {
@@ -117,6 +120,7 @@ def summary(found: Results, full: bool) -> dict[str, Any]:
 
 
 def draw(record: dict[str, Any], folder: Path) -> list[Path]:
+    """Accuracy by ε."""
     series = []
     for label, values in record["summary"]["accuracy"].items():
         means, errors = 100 * np.array(list(values.values())).T
@@ -125,6 +129,7 @@ def draw(record: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def tables(record: dict[str, Any]) -> list[Table]:
+    """Accuracies, predicted noise, and comparisons."""
     accuracy, design = record["summary"]["accuracy"], record["summary"]["design"]
     epsilons = [key(epsilon) for epsilon in EPSILONS]
     rows = [[label, *(percent(accuracy[label][e]) for e in epsilons)] for label in KINDS]
@@ -136,22 +141,12 @@ def tables(record: dict[str, Any]) -> list[Table]:
         [f"bands: {label}", *(str(design[label][e]["bands"]) for e in epsilons)]
         for label in (BANDED, SHORT)
     ]
-    ahead = [
-        [f"{one} over {other}", *(_ahead(accuracy[one][e], accuracy[other][e]) for e in epsilons)]
+    ahead = {
+        f"{one} over {other}": differences(accuracy[one], accuracy[other])
         for one, other in ((BANDED, SGD), (PLUS, SGD), (PLUS, BANDED), (SHORT, BANDED))
-    ]
+    }
     return [
         Table(TITLE, ["accuracy (%) at ε =", *epsilons], rows, mnist.NOTE),
         Table("Noise in a weight: over all iterates, in the last", ["at ε =", *epsilons], noise),
-        Table(
-            "Who is ahead",
-            ["points at ε =", *epsilons],
-            ahead,
-            "alike: within two standard errors.",
-        ),
+        comparison_table("Who is ahead", ["points at ε =", *epsilons], ahead),
     ]
-
-
-def _ahead(one: list[float], other: list[float]) -> str:
-    difference = [one[0] - other[0], float(np.hypot(one[1], other[1]))]
-    return f"{percent(difference, '+')} {verdict(difference)}"

@@ -1,7 +1,8 @@
-"""The paper's Figure 4: Chess against PGD (DP-SGD) on the quadratic of Figure 2, at γ = 0.02.
+"""Figure 4: Chess and PGD (DP-SGD) on the quadratic of Figure 2, at γ = 0.02.
 
-Both have about the same ‖B‖ and sensitivity 1, and still PGD settles while Chess grows without end: its noise comes
-back at every step with the other sign, and adds up at that frequency. The bracket of the theorems tells them apart.
+Both have sensitivity 1 and about the same ‖B‖, but PGD converges to a noise level while Chess grows
+linearly: its noise returns at every step with the opposite sign, and adds up at that frequency. The
+bracket of the theorems distinguishes them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import antiphase as ap
 from antiphase.reporting import charts, figures
 from antiphase.theory.bounds import noise_bracket
 from antiphase.theory.quadratic import Quadratic, exact, simulate
+from experiments.quadratic import rounded
 from experiments.runner import Cell, Result, Results, Table
 
 NAME = "chess"
@@ -26,15 +28,21 @@ LABELS = {"dp-sgd": "PGD (DP-SGD)", "chess": "Chess"}
 
 
 def cells(full: bool) -> list[Cell]:
+    """Both mechanisms; ``full`` simulates more runs."""
     setting = {
-        "steps": 5000, "rate": 0.02, "smoothness": 10.0, "sigma": 20.0, "dimension": 100, "runs": 64 if full else 16,
+        "steps": 5000,
+        "rate": 0.02,
+        "smoothness": 10.0,
+        "sigma": 20.0,
+        "dimension": 100,
+        "runs": 64 if full else 16,
         "seed": SEED,
-    }  # fmt: skip
+    }
     return [{"mechanism": name} | setting for name in LABELS]
 
 
 def work(cell: Cell) -> Result:
-    """The squared gradient over the steps, exact and simulated, and what bounds rest on."""
+    """The squared gradient over the steps, exact and simulated, and the terms of the bounds."""
     problem = Quadratic.paper(cell["dimension"], cell["smoothness"])
     design = ap.design(cell["mechanism"], steps=cell["steps"])
     setting: dict[str, Any] = {
@@ -59,26 +67,24 @@ def work(cell: Cell) -> Result:
         "slope": float(np.polyfit(steps[half], expected[half], 1)[0]),
         "last": float(expected[-1]),
         "curve": {
-            name: [float(f"{value:.5g}") for value in values]
-            for name, values in (
-                ("exact", expected),
-                ("mean", paths.mean(axis=0)),
-                ("error", spread),
-            )
+            "exact": rounded(expected),
+            "mean": rounded(paths.mean(axis=0)),
+            "error": rounded(spread),
         },
     }
 
 
-def summary(found: Results, full: bool) -> dict[str, Any]:
-    kept = {
+def summary(results: Results, full: bool) -> dict[str, Any]:
+    """Each mechanism without its curve, and how well simulations agree."""
+    mechanisms = {
         cell["mechanism"]: {k: v for k, v in result.items() if k != "curve"}
-        for cell, result in found
+        for cell, result in results
     }
-    curves = [result["curve"] for _, result in found]
-    looked_at = range(20, found[0][0]["steps"] + 1, 20)
-    apart = [abs(c["mean"][i] - c["exact"][i]) / c["error"][i] for c in curves for i in looked_at]
-    return kept | {
-        "slope of the resonance": _resonance(found[0][0]),
+    curves = [result["curve"] for _, result in results]
+    compared = range(20, results[0][0]["steps"] + 1, 20)
+    apart = [abs(c["mean"][i] - c["exact"][i]) / c["error"][i] for c in curves for i in compared]
+    return mechanisms | {
+        "slope of the resonance": _resonance(results[0][0]),
         "standard errors between exact and simulated": {
             "compared": len(apart),
             "largest": max(apart),
@@ -87,14 +93,18 @@ def summary(found: Results, full: bool) -> dict[str, Any]:
 
 
 def _resonance(cell: Cell) -> float:
-    """What Chess adds to ``E‖∇f‖²`` in a step: the power that its noise gains at half a cycle a step, times the gain of
-    gradient descent there, ``γ²h²/(1 + ρ)²`` with ``ρ = 1 − γh``, over all directions."""
+    """What Chess adds to ``E‖∇f‖²`` per step.
+
+    The power that its noise gains at half a cycle per step, times the gain of gradient descent at
+    that frequency, ``γ²h²/(1 + ρ)²`` with ``ρ = 1 − γh``, over all directions.
+    """
     h = Quadratic.paper(cell["dimension"], cell["smoothness"]).spectrum
     gain = (cell["rate"] * h / (2 - cell["rate"] * h)) ** 2
     return float(2 * cell["sigma"] ** 2 / cell["dimension"] * gain.sum())
 
 
 def draw(record: dict[str, Any], folder: Path) -> list[Path]:
+    """The squared gradient over the steps, on a logarithmic and a linear scale."""
     curves = {cell["settings"]["mechanism"]: cell["result"]["curve"] for cell in record["cells"]}
     steps = np.arange(0, record["settings"]["steps"] + 1, 10)
     series = []
@@ -110,8 +120,8 @@ def draw(record: dict[str, Any], folder: Path) -> list[Path]:
         ]
     runs = record["settings"]["runs"]
     note = (
-        f"γ = {record['settings']['rate']:g}. Lines: exact expectations. Bands: means of {runs} simulated runs, ± one "
-        "standard error."
+        f"γ = {record['settings']['rate']:g}. Lines: exact expectations. "
+        f"Bands: means of {runs} simulated runs, ± one standard error."
     )
     drawn = {
         kind: charts.Lines(
@@ -127,21 +137,22 @@ def draw(record: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def tables(record: dict[str, Any]) -> list[Table]:
-    found = record["summary"]
+    """Norms, bracket, averages and slope of both mechanisms."""
+    summed = record["summary"]
     rows = [
         [label, f"{row['sensitivity']:g}", f"{row['frobenius']:,.0f}", f"{row['bracket']:,.0f}"]
         + [f"{value:#.4g}" for value in row["averages"].values()]
         + [f"{row['last']:#.4g}", f"{row['slope']:.5f}"]
-        for label, row in ((label, found[name]) for name, label in LABELS.items())
+        for label, row in ((label, summed[name]) for name, label in LABELS.items())
     ]
-    lengths = [f"average,\n{int(n):,} steps" for n in found["chess"]["averages"]]
+    lengths = [f"average,\n{int(n):,} steps" for n in summed["chess"]["averages"]]
     return [
         Table(
             record["title"],
             ["mechanism", "sens", "‖B‖²", "‖Λ_τ B‖²", *lengths, "last", "slope"],
             rows,
-            f"Squared gradients, exact expectations, at γ = {record['settings']['rate']:g}; τ = 1/γL = "
-            f"{found['chess']['tau']}. Slope: a step, over the second half; the resonance of Chess gives "
-            f"{found['slope of the resonance']:.5f}.",
+            f"Squared gradients, exact expectations, at γ = {record['settings']['rate']:g}; "
+            f"τ = 1/γL = {summed['chess']['tau']}. Slope: per step, over the second half; the "
+            f"resonance of Chess gives {summed['slope of the resonance']:.5f}.",
         )
     ]

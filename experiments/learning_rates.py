@@ -1,7 +1,8 @@
-"""Learning rates as the paper tunes them: one training for each, of a seed of its own; the lowest training error wins.
+"""Cached results of tuning the learning rate.
 
-Trials come after it and need its outcome, while cells know nothing of each other. So a training for tuning is kept in
-the user's cache folder, beside the designs, and whoever asks for it again finds it there.
+The paper tunes by one training per rate with a separate seed; the lowest training error wins.
+Trials need the outcome, but cells do not see each other's results. So trainings for tuning are
+cached in the user's cache folder, beside the designs.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from antiphase._util.values import digest
 from experiments.runner import Cell, Result
 
 
-def remembered(train: Callable[[Cell], Result], revision: int, cell: Cell) -> Result:
-    """``train(cell)``, from the cache if this revision of the study has computed it before."""
+def cached_training(train: Callable[[Cell], Result], revision: int, cell: Cell) -> Result:
+    """Call ``train(cell)``, or read its result if this revision of the study has computed it."""
     name = f"{train.__module__}.{train.__qualname__}"
     entry = cache.entry_path(
         digest({"version": __version__, "train": name, "revision": revision, "cell": cell})
     )
-    place = None if entry is None else entry.with_suffix(".json")
-    if place is not None and cache.is_trusted(place):
-        found: Result = json.loads(place.read_text())
-        return found
-    made = train(cell)
-    if place is not None:
-        files.write_bytes(place, json.dumps(made).encode(), secret=True)
-    return made
+    path = None if entry is None else entry.with_suffix(".json")
+    if path is not None and cache.is_trusted(path):
+        result: Result = json.loads(path.read_text())
+        return result
+    result = train(cell)
+    if path is not None:
+        files.write_bytes(path, json.dumps(result).encode(), secret=True)
+    return result

@@ -1,12 +1,13 @@
-r"""A fast private training of linear models: for studies that train a thousand of them.
+r"""Fast private training of linear models, several noise levels at once.
 
-Logistic regression from k numbers to c classes, of which the last is the reference: its score is 0, so a model is one
-matrix of (c − 1) × k and has no bias. The gradient of an example is the outer product of its c − 1 residuals and its
-inputs, and so has the product of their norms: no gradient of a single example is ever formed. Several models that
-differ in their noise learn from the same batches at once.
+Logistic regression from k inputs to c classes. The last class is the reference with score 0, so a
+model is one matrix of (c − 1) × k without a bias. The gradient of an example is the outer product
+of its c − 1 residuals and its inputs, and its norm is the product of theirs; per-example gradients
+are never formed. Models that differ in their noise are trained on the same batches side by side.
 
-Everything that privacy rests on comes from the library: batches from its samplers, noise from its streams, clipping as
-its optimizer clips. The results are those of `antiphase.torch.PrivacyEngine`, to rounding; a test compares them.
+Everything that privacy rests on comes from the library: batches from its samplers, noise from its
+streams, clipping by its rule. The results equal those of `antiphase.torch.PrivacyEngine` up to
+rounding; a test compares them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from numpy.typing import NDArray
 
 from antiphase.data.dataset import Split
 
-CLIP_MARGIN = (
-    1e-5  # by how much clipped examples are shorter than the clip norm, for the rounding of norms
-)
+CLIP_MARGIN = 1e-5  # relative; clipped gradients are shorter by it, for rounding errors of norms
 
 Matrix = NDArray[np.float32]
 Batches = Iterable[Any]  # of indices of examples
@@ -30,7 +29,7 @@ Batches = Iterable[Any]  # of indices of examples
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs as rows, their norms, and which class each belongs to as a row of 0 and 1, without the reference."""
+    """Inputs as rows, their norms, and one-hot classes without the reference class."""
 
     inputs: Matrix
     norms: Matrix
@@ -38,6 +37,7 @@ class Examples:
 
     @classmethod
     def of(cls, split: Split, classes: int) -> Examples:
+        """The examples of a split, each flattened to a row."""
         inputs = split.inputs.reshape(len(split), -1)
         return cls(
             inputs,
@@ -46,7 +46,7 @@ class Examples:
         )
 
     def accuracy(self, weights: Matrix) -> float:
-        """How many of the examples the model puts into their class; the first of several that score alike."""
+        """The share of examples classified correctly; ties go to the first class."""
         scores = np.zeros((len(self.inputs), len(weights) + 1), np.float32)
         scores[:, :-1] = self.inputs @ weights.T
         right = np.where(self.targets.any(axis=1), self.targets.argmax(axis=1), len(weights))
@@ -63,11 +63,19 @@ def train(
     clip_norm: float | None,
     models: int = 1,
 ) -> Matrix:
-    """The weights of all models after all ``batches``, from zero on: plain SGD on clipped gradients with noise.
+    """Train models from zero by SGD on clipped gradients with noise.
 
-    The sum over a batch is divided by ``divisor``, which is public, and not by how many examples are in it. ``noise``
-    yields one array a step, in the shape of the weights: (models, classes − 1, inputs). None adds none, and without
-    ``clip_norm`` nothing is clipped.
+    Args:
+        examples: the training examples.
+        batches: indices of the examples of each step.
+        noise: one array per step in the shape of the weights; None adds no noise.
+        learning_rate: learning rate.
+        divisor: the public batch size; sums over a batch are divided by it, whatever their size.
+        clip_norm: norm to which each example's gradient is clipped; None clips nothing.
+        models: number of models.
+
+    Returns:
+        The weights after all batches: (models, classes − 1, inputs).
     """
     shape = models, examples.targets.shape[1], examples.inputs.shape[1]
     weights = np.zeros((shape[0] * shape[1], shape[2]), np.float32)
@@ -88,7 +96,7 @@ def train(
 
 
 def _residuals(scores: Matrix, targets: Matrix) -> Matrix:
-    """Probabilities − targets, for (models, classes − 1, examples); the score of the reference is 0."""
+    """Probabilities − targets, (models, classes − 1, examples); the reference has score 0."""
     top = np.maximum(scores.max(axis=1, keepdims=True), 0)
     scores = np.exp(scores - top)
     scores /= scores.sum(axis=1, keepdims=True) + np.exp(-top)

@@ -1,4 +1,4 @@
-"""The paper's matrices: ``Λ_τ`` for T = 12, τ = 3, and the decoders of DP-MF and DP-MF⁺ at T = 50, τ = 10."""
+"""Figures 5 and 6: ``Λ_τ``, and the decoders of DP-MF and DP-MF⁺."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ WEIGHT, MF, PLUS = "weight", "dp-mf", "dp-mf+"
 
 
 def cells(full: bool) -> list[Cell]:
+    """One cell for each matrix."""
     return [
         {"matrix": WEIGHT, "steps": 12, "tau": 3},
         {"matrix": MF, "steps": 50, "tau": 10},
@@ -27,7 +28,7 @@ def cells(full: bool) -> list[Cell]:
 
 
 def work(cell: Cell) -> Result:
-    """One matrix; of a decoder also the squared noise that each of the two objectives counts, at sensitivity 1."""
+    """One matrix; for a decoder also its squared noise under both objectives, at sensitivity 1."""
     root = Restarts(cell["tau"]).root(ap.Workload.from_matrix(np.eye(cell["steps"])))
     if cell["matrix"] == WEIGHT:
         return {"matrix": root.tolist()}
@@ -41,16 +42,18 @@ def work(cell: Cell) -> Result:
     }
 
 
-def summary(found: Results, full: bool) -> dict[str, Any]:
-    results = {cell["matrix"]: result for cell, result in found}
+def summary(results: Results, full: bool) -> dict[str, Any]:
+    """The squared noise of each decoder."""
     return {
-        name: {k: v for k, v in result.items() if k != "matrix"} for name, result in results.items()
+        cell["matrix"]: {k: v for k, v in result.items() if k != "matrix"}
+        for cell, result in results
     }
 
 
 def draw(record: dict[str, Any], folder: Path) -> list[Path]:
+    """Heat maps of the matrices."""
     weight, mf, plus = (cell["result"]["matrix"] for cell in record["cells"])
-    note = "Colour grows with the square root of the size, so that small values show."
+    note = "Colour grows with the square root of the magnitude, so that small values are visible."
     drawn = {
         "weight": charts.HeatMaps(
             "What DP-MF⁺ weighs", {"Λ, T = 12, τ = 3": weight}, "iterate", "row", note=note
@@ -71,6 +74,7 @@ def draw(record: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def tables(record: dict[str, Any]) -> list[Table]:
+    """The squared noise of both decoders under both objectives."""
     rows = [
         [
             label,
@@ -86,6 +90,6 @@ def tables(record: dict[str, Any]) -> list[Table]:
             "Squared noise of 50 steps, at sensitivity 1",
             ["mechanism", "‖B‖²", "‖Λ_τ B‖²"],
             rows,
-            "Each design is best by its own measure.",
+            "Each design is optimal for its own objective.",
         )
     ]

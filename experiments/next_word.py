@@ -1,4 +1,4 @@
-"""Next-word prediction: sentences as numbers, an LSTM, and what a user answers in federated averaging: for studies."""
+"""Next-word prediction: a vocabulary, an LSTM, and the client of federated averaging."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-Sentences = NDArray[np.int32]  # one a row: BEGIN, words, END if there is room for it, then nothing
+Sentences = NDArray[np.int32]  # one per row: BEGIN, words, END if there is room, then padding
 Tensors = dict[str, NDArray[np.float32]]
 
-NOTHING, BEGIN, END, UNKNOWN, FIRST = range(5)  # FIRST: the number of the commonest word
-LENGTH = 20  # words of a sentence that count
+PADDING, BEGIN, END, UNKNOWN, FIRST = range(5)  # FIRST: the token of the most frequent word
+LENGTH = 20  # words; longer sentences are cut
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)*")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that have a number."""
+    """The words that have a token."""
 
-    numbers: Mapping[str, int]
+    tokens: Mapping[str, int]
 
     @classmethod
     def of(cls, texts: Iterable[str], size: int) -> Vocabulary:
-        """The ``size`` commonest words (fewer if there are not as many), the commonest first."""
+        """The ``size`` most frequent words of the texts, or all if there are fewer."""
         counts = Counter(word for text in texts for word in WORD.findall(text.lower()))
         ranked = sorted(counts, key=lambda word: (-counts[word], word))[:size]
         return cls({word: FIRST + i for i, word in enumerate(ranked)})
 
     def __len__(self) -> int:
-        """How many numbers there are, those that are no words included."""
-        return FIRST + len(self.numbers)
+        """Number of tokens, including those that are not words."""
+        return FIRST + len(self.tokens)
 
-    def sentences(self, texts: Iterable[str], most: int) -> Sentences:
-        """The first ``most`` sentences of the texts.
+    def sentences(self, texts: Iterable[str], limit: int) -> Sentences:
+        """The first ``limit`` sentences of the texts, as tokens.
 
-        >>> Vocabulary({"to": 4, "be": 5}).sentences(["To be. Be or"], most=9)[:, :5].tolist()
+        >>> Vocabulary({"to": 4, "be": 5}).sentences(["To be. Be or"], limit=9)[:, :5].tolist()
         [[1, 4, 5, 2, 0], [1, 5, 3, 2, 0]]
         """
         rows: list[list[int]] = []
         for text in texts:
             for sentence in SENTENCE.split(text.lower()):
-                words = [self.numbers.get(word, UNKNOWN) for word in WORD.findall(sentence)]
-                if words and len(rows) < most:
+                words = [self.tokens.get(word, UNKNOWN) for word in WORD.findall(sentence)]
+                if words and len(rows) < limit:
                     row = [BEGIN, *words[:LENGTH], END][: LENGTH + 1]
-                    rows.append(row + [NOTHING] * (LENGTH + 1 - len(row)))
+                    rows.append(row + [PADDING] * (LENGTH + 1 - len(row)))
         return np.array(rows, np.int32).reshape(-1, LENGTH + 1)
 
 
 class NextWord(nn.Module):
-    """Embedding, LSTM, a projection, and a score for every word.
+    """Embedding, LSTM, projection, and a score for every token.
 
     With 10,000 words, ``embedding`` 96 and ``hidden`` 670 it has the paper's 4,050,748 parameters.
     """
@@ -65,31 +65,34 @@ class NextWord(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(words, embedding)
         self.lstm = nn.LSTM(embedding, hidden, batch_first=True)
-        nn.init.zeros_(
-            self.lstm.get_parameter("bias_hh_l0").requires_grad_(False)
-        )  # torch has two biases where one does
+        # torch has two biases where one is enough
+        nn.init.zeros_(self.lstm.get_parameter("bias_hh_l0").requires_grad_(False))
         self.projection = nn.Linear(hidden, embedding)
         self.scores = nn.Linear(embedding, words)
 
     @classmethod
     def seeded(cls, seed: int, words: int, embedding: int, hidden: int) -> NextWord:
+        """A network whose initial weights depend on the seed alone."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             return cls(words, embedding, hidden)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Scores of the next token after each token."""
         states, _ = self.lstm(self.embedding(inputs))
         scores: Tensor = self.scores(self.projection(states))
         return scores
 
     def trained(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     def arrays(self) -> Tensors:
-        """A copy of what is trained."""
+        """Copies of the trainable parameters."""
         return {name: p.detach().numpy().copy() for name, p in self.trained().items()}
 
     def load(self, model: Mapping[str, NDArray[Any]]) -> None:
+        """Set the trainable parameters."""
         with torch.no_grad():
             for name, p in self.trained().items():
                 p.copy_(torch.tensor(model[name]))
@@ -97,9 +100,9 @@ class NextWord(nn.Module):
 
 @dataclass(frozen=True)
 class Client:
-    """What a user does when asked: one epoch of plain SGD over the own sentences.
+    """A user's update: one epoch of SGD over their own sentences.
 
-    Words outside the vocabulary are read, and not predicted.
+    Words outside the vocabulary are inputs, but not targets.
     """
 
     net: NextWord
@@ -107,16 +110,16 @@ class Client:
     batch_size: int
 
     def update(self, model: Tensors, sentences: Sentences) -> Tensors:
-        """The model after the epoch, minus the one before."""
+        """The model after the epoch minus the model before."""
         self.net.load(model)
         trained = list(self.net.trained().values())
         for start in range(0, len(sentences), self.batch_size):
             inputs, targets = _pairs(sentences[start : start + self.batch_size])
-            asked = torch.where(targets == UNKNOWN, NOTHING, targets).flatten()
-            if not asked.any():
-                continue  # nothing to learn, and a mean of nothing is no number
+            known = torch.where(targets == UNKNOWN, PADDING, targets).flatten()
+            if not known.any():
+                continue  # without targets the mean loss is NaN
             loss = nn.functional.cross_entropy(
-                self.net(inputs).flatten(0, 1), asked, ignore_index=NOTHING
+                self.net(inputs).flatten(0, 1), known, ignore_index=PADDING
             )
             gradients = torch.autograd.grad(loss, trained)
             with torch.no_grad():
@@ -126,25 +129,25 @@ class Client:
 
 
 def accuracy(net: NextWord, sentences: Sentences, batch_size: int = 256) -> float:
-    """The share of words that have the best score. Only words of the vocabulary count, not the end of a sentence."""
-    right = asked = 0
+    """The share of words predicted; only words of the vocabulary count, not ends of sentences."""
+    right = total = 0
     with torch.no_grad():
         for start in range(0, len(sentences), batch_size):
             inputs, targets = _pairs(sentences[start : start + batch_size])
             counts = targets >= FIRST
             right += int((net(inputs).argmax(dim=2) == targets)[counts].sum())
-            asked += int(counts.sum())
-    return right / max(asked, 1)
+            total += int(counts.sum())
+    return right / max(total, 1)
 
 
-def commonest(sentences: Sentences) -> float:
-    """The accuracy of saying the commonest word always."""
+def most_frequent_accuracy(sentences: Sentences) -> float:
+    """The accuracy of always predicting the most frequent word."""
     words = sentences[:, 1:][sentences[:, 1:] >= FIRST]
     return float((words == FIRST).mean()) if len(words) else 0.0
 
 
 def _pairs(sentences: Sentences) -> tuple[Tensor, Tensor]:
-    """Each word and the one to predict from it, as far as the longest sentence goes."""
-    longest = int((sentences != NOTHING).sum(axis=1).max())
-    whole = torch.from_numpy(sentences[:, :longest].astype(np.int64))
-    return whole[:, :-1], whole[:, 1:]
+    """Inputs and targets, cut to the longest sentence."""
+    longest = int((sentences != PADDING).sum(axis=1).max())
+    tokens = torch.from_numpy(sentences[:, :longest].astype(np.int64))
+    return tokens[:, :-1], tokens[:, 1:]

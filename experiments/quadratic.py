@@ -1,9 +1,10 @@
-r"""The paper's Figure 2: a random quadratic that is not strongly convex, d = 100, L = 10, T = 5000, σ = 20, x₀ = 0.
+r"""Figure 2: a random quadratic that is not strongly convex.
 
-(a) the average of ``‖∇f(x_t)‖²`` and (b) the last one, for learning rates γ from 1e-4 to 1; (c) the curve over the
-steps at γ = 0.01. Where the paper ran it, expectations are computed exactly here, over the noise and over the random
-shift b; simulated runs with the library's own noise stand beside them. Beyond the paper: DP-SGD, and the damped design
-that exact evaluation finds best at each γ, for the average and the last iterate in equal parts.
+d = 100, L = 10, T = 5000, σ = 20, x₀ = 0. (a) The average of ``‖∇f(x_t)‖²`` and (b) the last one,
+for learning rates γ from 1e-4 to 1; (c) the curve over the steps at γ = 0.01. The paper simulates;
+here expectations over the noise and over the random shift b are exact, beside runs simulated with
+the library's own noise. Beyond the paper: DP-SGD, and the damped design that is best at each γ by
+exact evaluation, for the average and the last iterate in equal parts.
 """
 
 from __future__ import annotations
@@ -31,17 +32,22 @@ STEPS, SMOOTHNESS, SIGMA, DIMENSION = 5000, 10.0, 20.0, 100
 RATES = [1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 0.01, 0.015, 0.03, 0.06, 0.1, 0.15, 0.3, 1.0]
 TAUS = [1, 2, 10, 50, 100, 200, 500, 1000, 5000]  # the paper's; τ = 1 is DP-SGD
 CURVE_RATE, TAU = 0.01, 50  # of Figure 2 c
-EARLY = 50  # the step at which what diverges is looked at, whatever the noise: later it is more than a number holds
-FINAL_WEIGHTS = (1.0, 10.0, 70.0)  # tried for the damped design: none, and up to √T
+EARLY = 50  # the step at which divergence is shown; later the gradient overflows
+FINAL_WEIGHTS = (1.0, 10.0, 70.0)  # candidates for the damped design: none, and up to √T
 
 LABELS = {"dp-sgd": "DP-SGD", "dp-mf": "DP-MF", "dp-mf+": "DP-MF⁺", "damped": "damped"}
 
 
 def cells(full: bool) -> list[Cell]:
+    """Every mechanism at every learning rate; ``full`` simulates more runs."""
     setting = {
-        "steps": STEPS, "smoothness": SMOOTHNESS, "sigma": SIGMA, "dimension": DIMENSION,
-        "runs": 64 if full else 16, "seed": SEED,
-    }  # fmt: skip
+        "steps": STEPS,
+        "smoothness": SMOOTHNESS,
+        "sigma": SIGMA,
+        "dimension": DIMENSION,
+        "runs": 64 if full else 16,
+        "seed": SEED,
+    }
     designs: list[Cell] = [{"mechanism": "damped"}, {"mechanism": "dp-mf"}]
     designs += [{"mechanism": "dp-mf+", "tau": tau} for tau in TAUS]
     return [
@@ -55,25 +61,24 @@ def cells(full: bool) -> list[Cell]:
 
 
 def work(cell: Cell) -> Result:
-    """Exact average and last squared gradient norm, and those of simulated runs; null where they diverge."""
+    """Average and last squared gradient norm, exact and simulated, unless they diverge."""
     problem = Quadratic.paper(cell["dimension"], cell["smoothness"])
     noise = cell["sigma"] / math.sqrt(cell["dimension"])
     rate = cell["rate"]
-    growth = (1 - rate * cell["smoothness"]) ** 2  # of the steepest direction's square, a step
+    growth = (1 - rate * cell["smoothness"]) ** 2  # per step, squared, in the steepest direction
     if growth > 1:
-        early = exact(
-            ap.design("dp-sgd", steps=EARLY), problem, learning_rate=rate, noise=noise
-        ).gradient
+        sgd = ap.design("dp-sgd", steps=EARLY)
+        early = exact(sgd, problem, learning_rate=rate, noise=noise).gradient
         return {"diverges": True, "growth": growth, "early": early.last}
     design = _damped(problem, cell) if cell["mechanism"] == "damped" else _design(cell)
-    found = exact(design, problem, learning_rate=rate, noise=noise).gradient
+    expected = exact(design, problem, learning_rate=rate, noise=noise).gradient
     paths = simulate(
         design, problem, learning_rate=rate, noise=noise, runs=cell["runs"], seed=cell["seed"]
     ).gradient
     result = {
         "diverges": False,
-        "average": found.average,
-        "last": found.last,
+        "average": expected.average,
+        "last": expected.last,
         "simulated average": _mean(paths.mean(axis=1)),
         "simulated last": _mean(paths[:, -1]),
     }
@@ -82,9 +87,9 @@ def work(cell: Cell) -> Result:
     if cell["curve"]:
         spread = paths.std(axis=0, ddof=1) / math.sqrt(len(paths))
         result["curve"] = {
-            "exact": _short(found.total),
-            "mean": _short(paths.mean(axis=0)),
-            "error": _short(spread),
+            "exact": rounded(expected.total),
+            "mean": rounded(paths.mean(axis=0)),
+            "error": rounded(spread),
         }
     return result
 
@@ -110,37 +115,39 @@ def _mean(values: Array) -> list[float]:
     return [float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))]
 
 
-def _short(values: Array) -> list[float]:
+def rounded(values: Array) -> list[float]:
+    """The values of a curve to five digits, as they are kept."""
     return [float(f"{value:.5g}") for value in values]
 
 
-# ---- what follows ------------------------------------------------------------------------------------------
-
-
-def summary(found: Results, full: bool) -> dict[str, Any]:
-    fine = [(cell, result) for cell, result in found if not result["diverges"]]
+def summary(results: Results, full: bool) -> dict[str, Any]:
+    """The mechanisms at every rate, the best rates, and how well simulations agree."""
+    rates = [_at(rate, results) for rate in RATES]
     return {
-        "rates": [_at(rate, found) for rate in RATES],
+        "rates": rates,
         "best": {
-            name: min((row[name]["average"]["exact"], row["rate"]) for row in _converging(found))
+            name: min(
+                (row[name]["average"]["exact"], row["rate"]) for row in rates if not row["diverges"]
+            )
             for name in LABELS
         },
-        "standard errors between exact and simulated": _agreement(fine),
-        "period of the oscillation": _period(_curve_of(found, "dp-mf+")),
+        "standard errors between exact and simulated": _agreement(results),
+        "period of the oscillation": _period(_curve_of(results, "dp-mf+")),
     }
 
 
-def _at(rate: float, found: Results) -> dict[str, Any]:
-    """All mechanisms at one learning rate; of DP-MF⁺ the best τ, for the average and for the last."""
-    here = [(cell, result) for cell, result in found if cell["rate"] == rate]
-    if here[0][1]["diverges"]:
-        return {"rate": rate, "diverges": True, "growth a step": here[0][1]["growth"],
-                "early": here[0][1]["early"]}  # fmt: skip
+def _at(rate: float, results: Results) -> dict[str, Any]:
+    """All mechanisms at one learning rate; of DP-MF⁺ the best τ, for the average and the last."""
+    at_rate = [(cell, result) for cell, result in results if cell["rate"] == rate]
+    _, first = at_rate[0]
+    if first["diverges"]:
+        growth, early = first["growth"], first["early"]
+        return {"rate": rate, "diverges": True, "growth a step": growth, "early": early}
     row: dict[str, Any] = {"rate": rate, "diverges": False}
     for name in LABELS:
         row[name] = {}
         for key in ("average", "last"):
-            several = [(cell, result) for cell, result in here if _is(cell, name)]
+            several = [(cell, result) for cell, result in at_rate if _is(cell, name)]
             cell, result = min(several, key=lambda pair: pair[1][key])
             mean, error = result[f"simulated {key}"]
             row[name][key] = {
@@ -153,62 +160,60 @@ def _at(rate: float, found: Results) -> dict[str, Any]:
         key: 1 - row["dp-mf+"][key]["exact"] / row["dp-mf"][key]["exact"]
         for key in ("average", "last")
     }
-    (damped,) = [result for cell, result in here if _is(cell, "damped")]
+    (damped,) = [result for cell, result in at_rate if _is(cell, "damped")]
     row["damping"] = {"rho": damped["rho"], "final_weight": damped["final_weight"]}
     return row
 
 
 def _is(cell: Cell, name: str) -> bool:
-    """DP-SGD is the τ = 1 of the paper's grid, and as such DP-MF⁺ too."""
+    """Whether a cell counts for a mechanism: DP-SGD is DP-MF⁺ with τ = 1, and counts for both."""
     return cell["mechanism"] == ("dp-mf+" if name == "dp-sgd" else name) and (
         name != "dp-sgd" or cell["tau"] == 1
     )
 
 
-def _converging(found: Results) -> list[dict[str, Any]]:
-    return [row for row in (_at(rate, found) for rate in RATES) if not row["diverges"]]
+def _agreement(results: Results) -> dict[str, float]:
+    """Standard errors between simulated means and exact values.
 
-
-def _agreement(fine: Results) -> dict[str, float]:
-    """How far simulated means are from exact values. Not independent: runs of one seed share their noise."""
+    They are not independent: runs of one seed share their noise.
+    """
     apart = [
         abs(result[f"simulated {key}"][0] - result[key]) / result[f"simulated {key}"][1]
-        for _, result in fine
+        for _, result in results
+        if not result["diverges"]
         for key in ("average", "last")
     ]
     return {"compared": len(apart), "median": float(np.median(apart)), "largest": max(apart)}
 
 
-def _curve_of(found: Results, name: str) -> dict[str, list[float]]:
-    kept = {
+def _curve_of(results: Results, name: str) -> dict[str, list[float]]:
+    curves = {
         (cell["mechanism"], cell.get("tau")): result["curve"]
-        for cell, result in found
+        for cell, result in results
         if cell["curve"]
     }
-    where = {"dp-sgd": ("dp-mf+", 1), "dp-mf+": ("dp-mf+", TAU)}
-    return cast(dict[str, list[float]], kept[where.get(name, (name, None))])
+    mechanism = {"dp-sgd": ("dp-mf+", 1), "dp-mf+": ("dp-mf+", TAU)}.get(name, (name, None))
+    return cast(dict[str, list[float]], curves[mechanism])
 
 
 def _period(curve: dict[str, list[float]]) -> float:
-    """Of the strongest oscillation in the second half of the curve, where the start is forgotten."""
+    """The period of the strongest oscillation in the second half of a curve."""
     part = np.array(curve["exact"][1:])[-(STEPS // 2) :]
     power = np.abs(np.fft.rfft(part - part.mean())) ** 2
     return float(len(part) / np.argmax(power))
 
 
-# ---- what is shown -----------------------------------------------------------------------------------------
-
-
 def draw(record: dict[str, Any], folder: Path) -> list[Path]:
-    found = [(cell["settings"], cell["result"]) for cell in record["cells"]]
+    """Squared gradient by learning rate, relative to DP-MF, and over the steps."""
+    results = [(cell["settings"], cell["result"]) for cell in record["cells"]]
     runs = record["settings"]["runs"]
     rows = record["summary"]["rates"]
     drawn = {
         "average": _against_rates(rows, "average", "Average over all steps", runs),
         "last": _against_rates(rows, "last", "Last step", runs),
         "advantage": _advantage(rows),
-        "curve": _over_steps(found, np.arange(0, STEPS + 1, 5)),
-        "oscillation": _over_steps(found, np.arange(STEPS - 5 * TAU, STEPS + 1), runs),
+        "curve": _over_steps(results, np.arange(0, STEPS + 1, 5)),
+        "oscillation": _over_steps(results, np.arange(STEPS - 5 * TAU, STEPS + 1), runs),
     }
     return [
         path
@@ -239,8 +244,8 @@ def _against_rates(rows: list[dict[str, Any]], key: str, title: str, runs: int) 
         series,
         log_x=True,
         log_y=True,
-        note=f"Lines: exact expectations. Points: means of {runs} simulated runs, ± one standard error. "
-        f"L = {SMOOTHNESS:g}, σ = {SIGMA:g}, {STEPS:,} steps.",
+        note=f"Lines: exact expectations. Points: means of {runs} simulated runs, ± one standard "
+        f"error. L = {SMOOTHNESS:g}, σ = {SIGMA:g}, {STEPS:,} steps.",
         regions=[charts.Region(2 / SMOOTHNESS, 1.4 * RATES[-1], "γ > 2/L:\ndiverges")],
     )
 
@@ -261,15 +266,16 @@ def _advantage(rows: list[dict[str, Any]]) -> charts.Lines:
         "‖∇f(x)‖² in percent of DP-MF's, exact expectations",
         series,
         log_x=True,
-        note="DP-MF⁺ with the best τ, damped with the best ρ. Solid: average over all steps; dashed: the last step.",
+        note="DP-MF⁺ with the best τ, damped with the best ρ. Solid: average over all steps; "
+        "dashed: the last step.",
     )
 
 
-def _over_steps(found: Results, steps: Any, runs: int = 0) -> charts.Lines:
-    """Exact curves; with ``runs``, the band of the simulated means beside them."""
+def _over_steps(results: Results, steps: Any, runs: int = 0) -> charts.Lines:
+    """Exact curves, and with ``runs`` the bands of simulated means."""
     series = []
     for name, label in LABELS.items():
-        curve = _curve_of(found, name)
+        curve = _curve_of(results, name)
         mean, error, exactly = (np.array(curve[part])[steps] for part in ("mean", "error", "exact"))
         label += f", τ = {TAU}" if name == "dp-mf+" else ""
         if runs:
@@ -292,13 +298,14 @@ def _over_steps(found: Results, steps: Any, runs: int = 0) -> charts.Lines:
 
 
 def tables(record: dict[str, Any]) -> list[Table]:
+    """Squared gradients by learning rate, average and last."""
     rates = record["summary"]["rates"]
     agreement = record["summary"]["standard errors between exact and simulated"]
     note = (
-        "Exact expectations. Change: from DP-MF to DP-MF⁺ with the best τ (in brackets; the theorem's is 1/γL). "
-        "Damped: one design for average and last in equal parts. Simulated means are at most "
-        f"{agreement['largest']:.1f} standard errors off, half of all {agreement['compared']} less than "
-        f"{agreement['median']:.1f}."
+        "Exact expectations. Change: from DP-MF to DP-MF⁺ with the best τ (in brackets; the "
+        "theorem's is 1/γL). Damped: one design for average and last in equal parts. Simulated "
+        f"means are at most {agreement['largest']:.1f} standard errors off, half of all "
+        f"{agreement['compared']} less than {agreement['median']:.1f}."
     )
     return [
         Table(

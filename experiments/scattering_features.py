@@ -1,10 +1,13 @@
-r"""Scattering features of small colour images: fixed wavelets, moduli and averages, so nothing is learnt from anyone.
+r"""Scattering features of small colour images: a fixed transform, without training.
 
-An image is filtered by Morlet wavelets of two scales and eight orientations, in the Fourier domain and with mirrored
-borders; the moduli are averaged under Gaussian windows at 4 × 4 places (first order), or filtered once more by the
-wavelets of the coarser scale before that (second order). First order is taken of each colour, second order of the grey
-image: 3 · (1 + 16) + 64 = 115 maps of 16 numbers. Each image's own features are then normalised in groups of maps, and
-the whole to length 1. Bruna and Mallat 2013; with differential privacy, Tramèr and Boneh 2021.
+An image is filtered by Morlet wavelets of two scales and eight orientations, in the Fourier domain
+and with mirrored borders. The moduli are averaged under Gaussian windows on a 4 × 4 grid (first
+order), or filtered again by the wavelets of the coarser scale before that (second order). First
+order is computed for each colour, second order for the grey image: 3 · (1 + 16) + 64 = 115 maps of
+16 values. The features of an image are normalised within groups of maps, and then to length 1.
+
+References:
+    Bruna and Mallat (2013); with differential privacy, Tramèr and Boneh (2021).
 """
 
 from __future__ import annotations
@@ -16,22 +19,18 @@ from scipy import fft
 Images = NDArray[np.float32]
 
 SCALES, ORIENTATIONS = 2, 8
-PLACES = 4  # along each side
+GRID = 4  # windows along each side
 BORDER = 4  # mirrored pixels on each side
-GROUPS = (
-    [1] * 3,
-    [16] * 3,
-    [8] * 8,
-)  # maps in each group: of the means, the first and the second order
+GROUPS = ([1] * 3, [16] * 3, [8] * 8)  # maps per group: means, first order, second order
 MAPS = 3 * (1 + SCALES * ORIENTATIONS) + ORIENTATIONS**2
-FEATURES = MAPS * PLACES**2
+FEATURES = MAPS * GRID**2
 
 
 def features(images: Images) -> NDArray[np.float32]:
-    """One row of `FEATURES` numbers an image, of length 1; images are (count, 3, side, side)."""
+    """A row of `FEATURES` values of length 1 for each image of (count, 3, side, side)."""
     side = images.shape[-1]
     psi, windows = morlets(side + 2 * BORDER), _windows(side)
-    maps = np.empty((len(images), MAPS, PLACES, PLACES), np.float32)
+    maps = np.empty((len(images), MAPS, GRID, GRID), np.float32)
     maps[:, :3] = _averaged(images, windows)
     spectra = _transformed(images)
     for colour in range(3):
@@ -40,7 +39,7 @@ def features(images: Images) -> NDArray[np.float32]:
             maps[:, first + i] = _averaged(_modulus(spectra[:, colour], wavelet), windows)
     grey = spectra.mean(axis=1)
     for i, fine in enumerate(psi[:ORIENTATIONS]):
-        again = fft.fft2(_modulus(grey, fine, whole=True))
+        again = fft.fft2(_modulus(grey, fine, keep_border=True))
         for j, coarse in enumerate(psi[ORIENTATIONS:]):
             place = MAPS - ORIENTATIONS**2 + ORIENTATIONS * i + j
             maps[:, place] = _averaged(_modulus(again, coarse), windows)
@@ -48,10 +47,12 @@ def features(images: Images) -> NDArray[np.float32]:
 
 
 def morlets(side: int) -> NDArray[np.float32]:
-    """The wavelets' Fourier transforms, the finer scale first: Gaussians around ``3π/4·2^−j``, less what makes their
-    mean zero."""
+    """Fourier transforms of the wavelets, the finer scale first.
+
+    Gaussians around ``3π/4·2^−j``, corrected to mean zero.
+    """
     omega = 2 * np.pi * np.fft.fftfreq(side)
-    found = []
+    wavelets = []
     for j in range(SCALES):
         centre, width = 0.75 * np.pi / 2**j, 0.8 * 2**j
         for angle in np.pi * np.arange(ORIENTATIONS) / ORIENTATIONS:
@@ -64,11 +65,11 @@ def morlets(side: int) -> NDArray[np.float32]:
                         np.cos(angle) * x + np.sin(angle) * y,
                         np.cos(angle) * y - np.sin(angle) * x,
                     )
-                    across = across * ORIENTATIONS / 4  # as many orientations as cover the circle
+                    across = across * ORIENTATIONS / 4  # so that the orientations cover the circle
                     total += np.exp(-0.5 * width**2 * ((along - centre) ** 2 + across**2))
                     offset += np.exp(-0.5 * width**2 * (along**2 + across**2))
-            found.append(total - total[0, 0] / offset[0, 0] * offset)
-    return np.array(found, np.float32)
+            wavelets.append(total - total[0, 0] / offset[0, 0] * offset)
+    return np.array(wavelets, np.float32)
 
 
 def _transformed(images: Images) -> NDArray[np.complex64]:
@@ -78,17 +79,17 @@ def _transformed(images: Images) -> NDArray[np.complex64]:
 
 
 def _modulus(
-    spectra: NDArray[np.complex64], wavelet: NDArray[np.float32], whole: bool = False
+    spectra: NDArray[np.complex64], wavelet: NDArray[np.float32], keep_border: bool = False
 ) -> Images:
-    """``|x ⋆ ψ|``, without the mirrored borders unless ``whole``."""
-    found: Images = np.abs(fft.ifft2(spectra * wavelet))
-    return found if whole else found[..., BORDER:-BORDER, BORDER:-BORDER]
+    """``|x ⋆ ψ|``, without the mirrored borders unless ``keep_border``."""
+    modulus: Images = np.abs(fft.ifft2(spectra * wavelet))
+    return modulus if keep_border else modulus[..., BORDER:-BORDER, BORDER:-BORDER]
 
 
 def _windows(side: int) -> NDArray[np.float32]:
-    """Gaussians around the middle of each of the `PLACES`, of weight 1."""
-    step = side / PLACES
-    centres = step * (np.arange(PLACES) + 0.5) - 0.5
+    """Gaussian windows around the centres of the grid, of weight 1."""
+    step = side / GRID
+    centres = step * (np.arange(GRID) + 0.5) - 0.5
     weights = np.exp(-0.5 * ((np.arange(side) - centres[:, None]) / (0.4 * step)) ** 2)
     windows: NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
     return windows
@@ -99,7 +100,7 @@ def _averaged(images: Images, windows: NDArray[np.float32]) -> NDArray[np.float3
 
 
 def _normalised(maps: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Mean 0 and deviation 1 in each group of an image's maps; then length 1."""
+    """Normalise each group of maps to mean 0 and deviation 1, and each image to length 1."""
     rows, first = maps.reshape(len(maps), MAPS, -1), 0
     for size in (size for order in GROUPS for size in order):
         group = rows[:, first : first + size]

@@ -1,25 +1,27 @@
-r"""The paper's Table 2: next-word prediction by federated averaging, with user-level privacy, in one epoch over users.
+r"""Table 2: next-word prediction by federated averaging, one epoch over users.
 
-As in the paper: an LSTM, sentences of at most 20 words, users who take part once, server momentum 0.9, a learning rate
-that falls to a twentieth over the last quarter of the rounds, noise multipliers 0.341 × {1, 2, 4, 8, 16}, accuracy of
-the last model on other users. C is designed for prefix sums, as the paper does, or for what the server computes, as we
-advise. Beyond the paper: the tree of DP-FTRL; *advised*, what `antiphase.recommend` recommends for the true
-workload; and training that clips and adds hardly any noise.
+As in the paper: user-level privacy, an LSTM, sentences of at most 20 words, users who take part
+once, server momentum 0.9, a learning rate that falls to a twentieth over the last quarter of the
+rounds, noise multipliers 0.341 × {1, 2, 4, 8, 16}, accuracy of the last model on other users. C is
+designed for prefix sums, as in the paper, or for what the server computes, as we recommend. Beyond
+the paper: the tree of DP-FTRL; *advised*, the mechanism that `antiphase.recommend` recommends for
+the true workload; and training that clips with negligible noise.
 
-Users are Shakespeare's roles; or, where ``ANTIPHASE_TEXT`` is the path of a file of JSON lines
-(`antiphase.data.load_texts`), those of the file. The words of the vocabulary come from the validation users, who count
-as public, and learning rates are chosen on them.
+Users are Shakespeare's roles, or those of a file of JSON lines (`antiphase.data.load_texts`) whose
+path is in ``ANTIPHASE_TEXT``. The vocabulary comes from the validation users, who count as public,
+and learning rates are chosen on them.
 
-With ``--full`` rounds, vocabulary and network are the paper's. By default it is scaled down: 128 rounds for 2,048, an
-LSTM of 92,172 parameters for 4,050,748, 1,000 words for 10,000, 32 sentences of a user for 256, one learning rate.
-That rate, the users' own, the clip norm and that unknown words are not predicted were settled by the accuracy on test
-users, in seven runs on Stack Exchange and the first rounds of one on Ubuntu IRC: results on the former are a little
-optimistic for all mechanisms.
+With ``--full``, rounds, vocabulary and network are the paper's. The default is scaled down: 128
+rounds instead of 2,048, an LSTM of 92,172 parameters instead of 4,050,748, 1,000 words instead of
+10,000, 32 sentences per user instead of 256, one learning rate. That rate, the clients' rate, the
+clip norm, and the choice not to predict unknown words were made by the accuracy on test users, in
+seven runs on Stack Exchange and the first rounds of one on Ubuntu IRC. Results on Stack Exchange
+are therefore slightly optimistic, for all mechanisms.
 
-Thousands of users are tens a round, where the paper has 167, and the same noise weighs more among fewer. So each
-setting is shown twice: as it is; and as a *projection*, with the noise that a mean over 167 users would have. That is
-what such a training would achieve with as many users as the record says it would need. It is no claim of privacy for
-those who are there.
+Thousands of users are tens per round, where the paper has 167, and the same noise weighs more in a
+mean over fewer. So each setting is shown twice: as it is, and as a *projection* with the noise that
+a mean over 167 users would have. The projection shows what training would achieve with the number
+of users that the record names. It makes no privacy claim for the users in the data.
 """
 
 from __future__ import annotations
@@ -43,26 +45,39 @@ from antiphase.recommendation import recommend
 from antiphase.reporting import charts, figures
 from antiphase.workload import Workload
 from experiments import accuracies
-from experiments.next_word import Client, NextWord, Sentences, Vocabulary, accuracy, commonest
+from experiments.accuracies import key
+from experiments.next_word import (
+    Client,
+    NextWord,
+    Sentences,
+    Vocabulary,
+    accuracy,
+    most_frequent_accuracy,
+)
 from experiments.runner import Cell, Result, Results, StudyError, Table
 
 NAME = "text"
 TITLE = "Next-word prediction by federated averaging, one epoch over users"
 REVISION = 1  # raise it with every change that changes a result
-SOURCE = "ANTIPHASE_TEXT"  # the path of a file of the user's own
+SOURCE = "ANTIPHASE_TEXT"  # environment variable: path of a file of texts
 MULTIPLIERS = [0.341, 0.682, 1.364, 2.728, 5.456]
-MANY = 167  # the paper's users a round
+PAPER_CLIENTS = 167  # users per round in the paper
 TRIALS = 2
 COMMON: Cell = {
-    "delta": 1e-6, "clip_norm": 1.0, "client_rate": 2.0, "batch_size": 16, "momentum": 0.9, "cooled_to": 0.05,
-}  # fmt: skip
+    "delta": 1e-6,
+    "clip_norm": 1.0,
+    "client_rate": 2.0,
+    "batch_size": 16,
+    "momentum": 0.9,
+    "cooled_to": 0.05,
+}
 SIZES: dict[bool, Cell] = {
     True: {"rounds": 2048, "words": 10_000, "embedding": 96, "hidden": 670, "sentences": 256},
     False: {"rounds": 128, "words": 1000, "embedding": 32, "hidden": 64, "sentences": 32},
 }
 RATES = {True: [0.25, 0.5, 1.0, 2.0], False: [0.5]}  # of the server
-JUDGED = 5000  # sentences that an accuracy is measured on, at most
-HARDLY = 1e-6  # a noise multiplier that changes nothing
+MAX_EVALUATED = 5000  # sentences on which an accuracy is measured
+NEGLIGIBLE_NOISE = 1e-6  # a noise multiplier that changes nothing
 
 PREFIX, TRUE = "prefix sums", "momentum and decay"
 DESIGNS: list[Cell] = [
@@ -72,11 +87,15 @@ DESIGNS: list[Cell] = [
     {"mechanism": "dp-mf", "designed_for": TRUE},
     {"mechanism": "advised", "designed_for": TRUE},
 ]
-CLIPPED: Cell = {"mechanism": "dp-sgd", "designed_for": PREFIX, "noise_multiplier": HARDLY}
+CLIPPED: Cell = {
+    "mechanism": "dp-sgd",
+    "designed_for": PREFIX,
+    "noise_multiplier": NEGLIGIBLE_NOISE,
+}
 
 
 def cells(full: bool) -> list[Cell]:
-    """Every design, noise and learning rate, as it is and projected, one trial after the other."""
+    """Every design, noise and learning rate, as it is and projected, trial by trial."""
     texts = _texts()
     setting = (
         COMMON
@@ -85,11 +104,12 @@ def cells(full: bool) -> list[Cell]:
     )
     if len(texts.train) < setting["rounds"]:
         raise DataError(
-            f"{texts.name} has {len(texts.train)} users to train, and {setting['rounds']} rounds need as many at "
-            f"least; set {SOURCE} to a file with more" + (", or leave --full out" if full else "")
+            f"{texts.name} has {len(texts.train)} users to train, and {setting['rounds']} rounds "
+            f"need at least as many; set {SOURCE} to a file with more"
+            + (", or leave --full out" if full else "")
         )
     points: list[Cell] = [CLIPPED | {"projected": False}]
-    for projected in (False, True) if clients(setting) < MANY else (False,):
+    for projected in (False, True) if clients(setting) < PAPER_CLIENTS else (False,):
         points += [
             d | {"noise_multiplier": m, "projected": projected}
             for m in MULTIPLIERS
@@ -104,44 +124,40 @@ def cells(full: bool) -> list[Cell]:
 
 
 def work(cell: Cell) -> Result:
-    """Accuracies of the last model, on test and validation users; on the latter also on the way."""
+    """Accuracies on test and validation users, the latter also during training."""
     users = _users(cell["digest"], cell["words"], cell["sentences"])
-    model = mechanism(cell)
+    calibrated = mechanism(cell)
     net = NextWord.seeded(cell["seed"], len(users.vocabulary), cell["embedding"], cell["hidden"])
-    on_the_way = trained(cell, model, net, users)
+    during_training = trained(cell, calibrated, net, users)
+    promises_nothing = cell["projected"] or cell["noise_multiplier"] == NEGLIGIBLE_NOISE
     return {
         "accuracy": accuracy(net, users.test),
         "validation": accuracy(net, users.val),
-        "on the way": on_the_way,
-        "commonest word": commonest(users.test),
+        "on the way": during_training,
+        "commonest word": most_frequent_accuracy(users.test),
         "parameters": sum(array.size for array in net.arrays().values()),
-        "epsilon": None
-        if cell["projected"] or cell["noise_multiplier"] == HARDLY
-        else model.epsilon(),
+        "epsilon": None if promises_nothing else calibrated.epsilon(),
         "error": _errors(cell),
     }
 
 
-# ---- users -------------------------------------------------------------------------------------------------
-
-
 class _Users:
-    """Sentences as numbers, of each user to train, and of all to validate and to test."""
+    """Sentences of each training user, and of all validation and test users."""
 
-    def __init__(self, texts: data.Texts, words: int, most: int) -> None:
+    def __init__(self, texts: data.Texts, words: int, limit: int) -> None:
         self.vocabulary = Vocabulary.of(
             (text for several in texts.val.values() for text in several), words
         )
         self.train = {
-            user: self.vocabulary.sentences(several, most) for user, several in texts.train.items()
+            user: self.vocabulary.sentences(several, limit) for user, several in texts.train.items()
         }
-        self.val, self.test = (self._some(part, most) for part in (texts.val, texts.test))
+        self.val, self.test = (self._evaluated(part, limit) for part in (texts.val, texts.test))
 
-    def _some(self, part: dict[str, list[str]], most: int) -> Sentences:
+    def _evaluated(self, part: dict[str, list[str]], limit: int) -> Sentences:
         together = np.concatenate(
-            [self.vocabulary.sentences(several, most) for several in part.values()]
+            [self.vocabulary.sentences(several, limit) for several in part.values()]
         )
-        return np.random.default_rng(0).permutation(together)[:JUDGED]
+        return np.random.default_rng(0).permutation(together)[:MAX_EVALUATED]
 
 
 @lru_cache
@@ -150,25 +166,22 @@ def _texts() -> data.Texts:
 
 
 @lru_cache
-def _users(digest: str, words: int, most: int) -> _Users:
+def _users(digest: str, words: int, limit: int) -> _Users:
     texts = _texts()
     if texts.digest != digest:
         raise StudyError(
-            f"{texts.name} has changed since the study began; leave {SOURCE} and its file as they were"
+            f"{texts.name} has changed since the study began; do not change {SOURCE} and its file"
         )
-    return _Users(texts, words, most)
+    return _Users(texts, words, limit)
 
 
 def clients(cell: Cell) -> int:
-    """Users a round: all of them, each once."""
+    """Users per round, when each takes part once."""
     return int(cell["users"] // cell["rounds"])
 
 
-# ---- mechanisms --------------------------------------------------------------------------------------------
-
-
 def workload(cell: Cell) -> Workload:
-    """What the server computes: momentum, and a rate that falls linearly over the last quarter of the rounds."""
+    """The server's optimizer: momentum, and a rate that falls over the last quarter of rounds."""
     rounds = cell["rounds"]
     cooling = np.linspace(1.0, cell["cooled_to"], rounds - 3 * rounds // 4)
     rates = cell["rate"] * np.concatenate([np.ones(3 * rounds // 4), cooling])
@@ -176,6 +189,7 @@ def workload(cell: Cell) -> Workload:
 
 
 def design_of(cell: Cell) -> Factorization:
+    """The factorization of a cell."""
     return _design(cell["mechanism"], workload(cell), cell["designed_for"] == PREFIX)
 
 
@@ -187,34 +201,39 @@ def _design(name: str, true: Workload, for_prefix_sums: bool) -> Factorization:
 
 
 def mechanism(cell: Cell) -> Mechanism:
-    """Calibrated for the noise multiplier; projected, for one that does to our mean what it would do to that of 167."""
-    fewer = clients(cell) / MANY if cell["projected"] else 1.0
+    """The mechanism calibrated for the noise multiplier.
+
+    A projection has the noise in the mean that PAPER_CLIENTS users per round would have.
+    """
+    scale = clients(cell) / PAPER_CLIENTS if cell["projected"] else 1.0
     return ap.calibrate(
-        design_of(cell), noise_multiplier=cell["noise_multiplier"] * fewer, delta=cell["delta"],
-        clip_norm=cell["clip_norm"], unit="user",
-    )  # fmt: skip
+        design_of(cell),
+        noise_multiplier=cell["noise_multiplier"] * scale,
+        delta=cell["delta"],
+        clip_norm=cell["clip_norm"],
+        unit="user",
+    )
 
 
 def _errors(cell: Cell) -> list[float]:
-    """Of what the server computes, at noise multiplier and clip norm 1: the squared noise, summed over all iterates,
-    and in the last one. ``B = A C⁻¹``, whatever C was designed for."""
+    """The squared noise in the server's models, in total and in the last one.
+
+    At noise multiplier and clip norm 1. ``B = A C⁻¹``, whatever C was designed for.
+    """
     design = design_of(cell)
     squared = design.sensitivity**2 * ((workload(cell).dense() @ design.noising()) ** 2).sum(axis=1)
     return [float(squared.sum()), float(squared[-1])]
 
 
-# ---- training ----------------------------------------------------------------------------------------------
-
-
-def trained(cell: Cell, made: Mechanism, net: NextWord, users: _Users) -> list[float]:
-    """Train ``net`` for all rounds; the validation accuracy after every eighth of them."""
+def trained(cell: Cell, calibrated: Mechanism, net: NextWord, users: _Users) -> list[float]:
+    """Train ``net`` for all rounds; returns the validation accuracy after every eighth of them."""
     size, rounds = clients(cell), cell["rounds"]
     order = np.random.default_rng(cell["seed"]).permutation(list(users.train)).tolist()
     client = Client(net, cell["client_rate"], cell["batch_size"])
-    key = Key.insecure(cell["seed"])
-    on_the_way = []
+    noise_key = Key.insecure(cell["seed"])
+    during_training = []
     with Server(
-        made, net.arrays(), clients_per_round=size, workload=workload(cell), key=key
+        calibrated, net.arrays(), clients_per_round=size, workload=workload(cell), key=noise_key
     ) as server:
         for number in range(rounds):
             model = server.model
@@ -222,11 +241,9 @@ def trained(cell: Cell, made: Mechanism, net: NextWord, users: _Users) -> list[f
                 server.receive(user, client.update(model, users.train[user]))
             net.load(server.finish())
             if (number + 1) % max(rounds // 8, 1) == 0:
-                on_the_way.append(accuracy(net, users.val))
-    return on_the_way
+                during_training.append(accuracy(net, users.val))
+    return during_training
 
-
-# ---- what follows ------------------------------------------------------------------------------------------
 
 LABELS = {
     ("tree", PREFIX): "tree DP-FTRL",
@@ -240,9 +257,13 @@ COLOUR = {TREE: "tree", MF: "dp-mf", PLUS: "dp-mf+", MATCHED: "dp-mf", ADVISED: 
 AHEAD = ((PLUS, MF), (MF, TREE), (MATCHED, MF), (ADVISED, PLUS), (ADVISED, MF))
 
 
-def summary(found: Results, full: bool) -> dict[str, Any]:
-    first, result = found[0]
-    private = [(cell, result) for cell, result in found if cell["noise_multiplier"] != HARDLY]
+def summary(results: Results, full: bool) -> dict[str, Any]:
+    """Accuracies by design and noise, as they are and projected, and predicted errors."""
+    first, result = results[0]
+    private, clipped = (
+        [(c, r) for c, r in results if (c["noise_multiplier"] == NEGLIGIBLE_NOISE) is negligible]
+        for negligible in (False, True)
+    )
     return {
         "data": first["data"],
         "users": first["users"],
@@ -250,10 +271,10 @@ def summary(found: Results, full: bool) -> dict[str, Any]:
         "parameters": result["parameters"],
         "as it is": _setting(private, projected=False),
         "projected": _setting(private, projected=True),  # None where no projection is needed
-        "users that the projection would need": MANY * first["rounds"],
-        "clipped": _best([pair for pair in found if pair[0]["noise_multiplier"] == HARDLY]),
+        "users that the projection would need": PAPER_CLIENTS * first["rounds"],
+        "clipped": _best(clipped),
         "commonest word": result["commonest word"],
-        "epsilons": {_key(m): accounting.gaussian_epsilon(m, first["delta"]) for m in MULTIPLIERS},
+        "epsilons": {key(m): accounting.gaussian_epsilon(m, first["delta"]) for m in MULTIPLIERS},
         "errors": {
             label: next(
                 r["error"] for c, r in private if _label(c) == label and c["rate"] == first["rate"]
@@ -264,44 +285,43 @@ def summary(found: Results, full: bool) -> dict[str, Any]:
     }
 
 
-def _setting(found: Results, projected: bool) -> dict[str, Any] | None:
-    here = [(cell, result) for cell, result in found if cell["projected"] == projected]
-    if not here:
+def _setting(results: Results, projected: bool) -> dict[str, Any] | None:
+    selected = [(cell, result) for cell, result in results if cell["projected"] == projected]
+    if not selected:
         return None
     by = {
         label: {
-            _key(m): _best(
-                [(c, r) for c, r in here if _label(c) == label and c["noise_multiplier"] == m]
+            key(m): _best(
+                [(c, r) for c, r in selected if _label(c) == label and c["noise_multiplier"] == m]
             )
             for m in MULTIPLIERS
         }
         for label in LABELS.values()
     }
+    means = {label: {m: best["accuracy"] for m, best in by[label].items()} for label in by}
     return {
         "by": by,  # label and noise multiplier
         "ahead": {
-            f"{one} over {other}": {
-                m: _over(by[one][m]["accuracy"], by[other][m]["accuracy"]) for m in by[one]
-            }
+            f"{one} over {other}": accuracies.differences(means[one], means[other])
             for one, other in AHEAD
         },
     }
 
 
-def _best(found: Results) -> dict[str, Any]:
-    """The trials with the learning rate that was best for the validation users."""
-    rates = sorted({cell["rate"] for cell, _ in found})
+def _best(results: Results) -> dict[str, Any]:
+    """The trials with the learning rate that is best on the validation users."""
+    rates = sorted({cell["rate"] for cell, _ in results})
     rate = max(
         rates,
-        key=lambda rate: float(np.mean([r["validation"] for c, r in found if c["rate"] == rate])),
+        key=lambda rate: float(np.mean([r["validation"] for c, r in results if c["rate"] == rate])),
     )
-    chosen = [result for cell, result in found if cell["rate"] == rate]
+    chosen = [result for cell, result in results if cell["rate"] == rate]
     return {
         "accuracy": accuracies.mean([result["accuracy"] for result in chosen]),
         "trials": [result["accuracy"] for result in chosen],
         "peak": [max(result["on the way"]) for result in chosen],
         "rate": rate,
-        # Worse than saying the commonest word always: nothing was learnt, or it was lost again.
+        # Worse than always predicting the most frequent word: nothing was learned, or it was lost.
         "collapsed": sum(result["accuracy"] < result["commonest word"] for result in chosen),
     }
 
@@ -310,19 +330,8 @@ def _label(cell: Cell) -> str:
     return LABELS[cell["mechanism"], cell["designed_for"]]
 
 
-def _key(multiplier: float) -> str:
-    return f"{multiplier:g}"
-
-
-def _over(one: list[float], other: list[float]) -> list[float]:
-    """By how much the one is better, and the standard error of that."""
-    return [one[0] - other[0], float(np.hypot(one[1], other[1]))]
-
-
-# ---- what is shown -----------------------------------------------------------------------------------------
-
-
 def draw(record: dict[str, Any], folder: Path) -> list[Path]:
+    """Accuracy by noise multiplier, as it is and projected."""
     summed = record["summary"]
     paths = list(figures.draw(folder / NAME, _chart(record, summed["as it is"], _as_it_is(summed))))
     if summed["projected"] is not None:
@@ -352,18 +361,24 @@ def _chart(record: dict[str, Any], setting: dict[str, Any], title: str) -> chart
             )
         )
     return charts.Lines(
-        title, "noise multiplier (larger is more private)", "words predicted, of the test users (%)", series,
-        log_x=True, note=_note(record),
-    )  # fmt: skip
+        title,
+        "noise multiplier (larger is more private)",
+        "words predicted, of the test users (%)",
+        series,
+        log_x=True,
+        note=_note(record),
+    )
 
 
 def tables(record: dict[str, Any]) -> list[Table]:
+    """Accuracies and comparisons of each setting, and predicted errors."""
     summed = record["summary"]
     tables = _tables(summed, summed["as it is"], _as_it_is(summed), _note(record), private=True)
     if summed["projected"] is not None:
         note = (
-            "A projection of utility: the noise of 167 users a round on the updates of fewer. It would need "
-            f"{summed['users that the projection would need']:,} users, and claims no privacy for these."
+            "A projection of utility: the noise of 167 users per round on the updates of fewer. It "
+            f"would need {summed['users that the projection would need']:,} users, and claims no "
+            "privacy for these."
         )
         tables += _tables(summed, summed["projected"], _projected(summed), note, private=False)
     base = summed["errors"]
@@ -378,7 +393,10 @@ def tables(record: dict[str, Any]) -> list[Table]:
         for label, (total, last) in base.items()
     ]
     headings = ["squared noise", "all iterates", "against DP-MF", "last one", "against DP-MF"]
-    note = "Exact, in what the server computes (momentum and decay), at noise multiplier and clip norm 1."
+    note = (
+        "Exact, in what the server computes (momentum and decay), at noise multiplier and clip "
+        "norm 1."
+    )
     return [*tables, Table("Predicted error", headings, rows, note)]
 
 
@@ -390,24 +408,11 @@ def _tables(
         [label, *(_shown(value) for value in values.values())]
         for label, values in setting["by"].items()
     ]
-    ahead = [
-        [
-            pair,
-            *(
-                f"{accuracies.percent(value, '+')} {accuracies.verdict(value)}"
-                for value in values.values()
-            ),
-        ]
-        for pair, values in setting["ahead"].items()
-    ]
-    small = f"{note} ↓: trials that ended below the commonest word."
+    note += " ↓: trials that ended below the accuracy of the most frequent word."
     return [
-        Table(title, ["accuracy (%) at noise multiplier", *headings], rows, small),
-        Table(
-            f"{title}: who is ahead",
-            ["points", *headings],
-            ahead,
-            "alike: within two standard errors.",
+        Table(title, ["accuracy (%) at noise multiplier", *headings], rows, note),
+        accuracies.comparison_table(
+            f"{title}: who is ahead", ["points", *headings], setting["ahead"]
         ),
     ]
 
@@ -434,7 +439,7 @@ def _as_it_is(summed: dict[str, Any]) -> str:
 
 
 def _projected(summed: dict[str, Any]) -> str:
-    return f"{_name(summed)}, projected: the noise of {MANY} users a round"
+    return f"{_name(summed)}, projected: the noise of {PAPER_CLIENTS} users a round"
 
 
 def _name(summed: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import mnist, runner
+from experiments import accuracies, mnist, runner
 from tests.experiments.kept import cached
 from tests.experiments.private import by_engine, sampled_by_engine
 
@@ -148,7 +148,7 @@ def test_where_dp_sgd_wins_and_loses(settings, shown, case):
     """Reported beside the paper's statement, whatever it is; what must hold is that nothing is missing."""
     epochs, label = case
     gains = settings[ONCE if epochs == 1 else OFTEN]["over DP-SGD"][label]
-    verdicts = {e: mnist.verdict(gain) for e, gain in gains.items()}
+    verdicts = {e: accuracies.verdict(gain) for e, gain in gains.items()}
     said = {f"{e:g}": "better" if e in PAPER[case] else "worse" for e in mnist.EPSILONS}
     agree = [e for e in gains if verdicts[e] == said[e]]
     shown(

@@ -15,7 +15,7 @@ from experiments import (
     scattering_features,
     subsampled_training,
 )
-from experiments.learning_rates import remembered
+from experiments.learning_rates import cached_training
 
 SMALL = {"steps": 8, "epochs": 2, "batch_size": 10}
 
@@ -121,7 +121,9 @@ def test_side_by_side_is_one_after_the_other():
     batches = [rng.permutation(60)[:20] for _ in range(30)]
     rows = rng.standard_normal((30, 4, 12), dtype=np.float32)
     rates, scales = np.array([0.1, 0.5, 2.0], np.float32), np.array([0.0, 3.0, 0.5], np.float32)
-    several = scattering.side_by_side(seen, batches, iter(rows), rates, scales, 20, 1.0)
+    several = scattering.side_by_side(
+        seen, batches, iter(rows), rates=rates, scales=scales, divisor=20, clip_norm=1.0
+    )
     for weights, rate, scale in zip(several, rates, scales, strict=True):
         alone = linear_training.train(
             seen, batches, iter(scale * rows), learning_rate=float(rate), divisor=20, clip_norm=1.0
@@ -167,10 +169,12 @@ def test_what_was_tuned_is_remembered(cache):
         calls.append(cell)
         return {"value": cell["x"] + 1}
 
-    assert [remembered(first, 1, {"x": x})["value"] for x in (1, 1, 2)] == [2, 2, 3]
+    assert [cached_training(first, 1, {"x": x})["value"] for x in (1, 1, 2)] == [2, 2, 3]
     assert calls == [{"x": 1}, {"x": 2}]
-    assert remembered(lambda cell: {"value": 7}, 1, {"x": 1}) == {"value": 7}, "another function"
-    assert remembered(first, 2, {"x": 1}) == {"value": 2}, "another revision"
+    assert cached_training(lambda cell: {"value": 7}, 1, {"x": 1}) == {"value": 7}, (
+        "another function"
+    )
+    assert cached_training(first, 2, {"x": 1}) == {"value": 2}, "another revision"
     assert calls == [{"x": 1}, {"x": 2}, {"x": 1}]
 
 
@@ -180,10 +184,10 @@ def test_what_was_tuned_is_remembered(cache):
 @pytest.mark.slow
 def test_cifar10_in_small(images, poisson, monkeypatch, tmp_path, cache):
     monkeypatch.setattr(cifar10, "COMMON", cifar10.COMMON | SMALL)
-    monkeypatch.setattr(cifar10, "SCALED", {"model": "logistic", "glimpse": 2})
+    monkeypatch.setattr(cifar10, "SCALED", {"model": "logistic", "subsample": 2})
     monkeypatch.setattr(cifar10, "SCALED_RATES", {4.0: [0.1, 0.2]})
     monkeypatch.setattr(cifar10, "TRIALS", {False: 2})
-    monkeypatch.setattr(subsampled_training, "JUDGED", 20)
+    monkeypatch.setattr(subsampled_training, "MAX_EVALUATED", 20)
     cells = cifar10.cells(False)
     assert len(cells) == 4 * (2 + 2)
     check(cifar10, [(cell, cifar10.work(cell)) for cell in cells], tmp_path)
@@ -223,7 +227,7 @@ def test_all_that_the_paper_did():
     """Six ε, four mechanisms, 12 trials beside one for each rate; by default fewer of the network, not of the rest."""
     full = cifar10.cells(full=True)
     assert sum(cell["stage"] == "trial" for cell in full) == 6 * 4 * 12
-    assert {cell["glimpse"] for cell in full} == {500}
+    assert {cell["subsample"] for cell in full} == {500}
     assert {cell["model"] for cell in full} == {"cnn"}
     for cell in [*full, *cifar10.cells(False), *scattering.cells(False)]:
         assert (cell["steps"], cell["epochs"], cell["batch_size"], cell["delta"]) == (

@@ -9,7 +9,7 @@ import torch
 
 from antiphase import data
 from antiphase.torch.spectrum import spectrum
-from experiments import linear_training, mnist, runner
+from experiments import accuracies, linear_training, mnist, runner
 from tests.experiments.private import by_engine, linear, reference_loss, sampled_by_engine
 
 SMALL = {
@@ -156,7 +156,7 @@ def test_tables_and_figures_come_from_the_record(tmp_path):
     assert (mean, error) == (pytest.approx(0.512), pytest.approx(0.001 * math.sqrt(2.5 / 5)))
     gain = once["DP-MF⁺ over DP-MF"]["1"]
     assert gain == [pytest.approx(0.10), pytest.approx(error * math.sqrt(2))]
-    assert [mnist.verdict(g) for g in (gain, [-0.1, 0.01], [0.01, 0.01])] == [
+    assert [accuracies.verdict(g) for g in (gain, [-0.1, 0.01], [0.01, 0.01])] == [
         "better",
         "worse",
         "alike",

@@ -1,4 +1,4 @@
-"""Training on glimpses of batches: which examples are looked at, and how long the noise is beside their mean."""
+"""Training on glimpses of batches: which examples are looked at, and settings long the noise is beside their mean."""
 
 import dataclasses
 
@@ -10,9 +10,11 @@ import antiphase as ap
 from antiphase.data import Dataset, Split
 from antiphase.torch.training import Table
 from experiments import subsampled_training
-from experiments.subsampled_training import Glimpsed, Glimpses, train
+from experiments.subsampled_training import Settings, SubsampledBatches, train
 
-HOW = Glimpsed(model="logistic", learning_rate=0.1, noise_multiplier=2.0, batch_size=50, glimpse=5)
+SETTINGS = Settings(
+    model="logistic", learning_rate=0.1, noise_multiplier=2.0, batch_size=50, subsample=5
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,43 +30,45 @@ def images():
     return Dataset("dots", split(200), split(100), tuple("0123456789"), (0.1,) * 3, (0.1,) * 3)
 
 
-def drawn(how, count, size=200):
-    batches = iter(Glimpses(size, how))
+def drawn(settings, count, size=200):
+    batches = iter(SubsampledBatches(size, settings))
     return [next(batches) for _ in range(count)]
 
 
 def test_a_glimpse_is_of_its_batch():
     """The batches are those that whole glimpses show, the same in every epoch; the examples in them change."""
-    whole = drawn(dataclasses.replace(HOW, glimpse=50), 8)
-    few = drawn(HOW, 8)
+    whole = drawn(dataclasses.replace(SETTINGS, subsample=50), 8)
+    few = drawn(SETTINGS, 8)
     assert sorted(np.concatenate(whole[:4])) == list(range(200))
-    for first, second, glimpse, later in zip(whole[:4], whole[4:], few[:4], few[4:], strict=True):
+    for first, second, subsample, later in zip(whole[:4], whole[4:], few[:4], few[4:], strict=True):
         assert sorted(first) == sorted(second)
-        assert set(glimpse) | set(later) <= set(first)
-        assert len(set(glimpse)) == len(set(later)) == 5
-        assert glimpse != later
+        assert set(subsample) | set(later) <= set(first)
+        assert len(set(subsample)) == len(set(later)) == 5
+        assert subsample != later
 
 
 def test_poisson_batches_have_the_sizes_of_poisson_batches():
-    """Whole ones are samples at rate 1/4; a glimpse has a tenth of that, rounded up or down by chance."""
+    """Whole ones are samples at rate 1/4; a subsample has a tenth of that, rounded up or down by chance."""
     sizes = np.array(
-        [len(b) for b in drawn(dataclasses.replace(HOW, glimpse=50, poisson=True), 2000)]
+        [len(b) for b in drawn(dataclasses.replace(SETTINGS, subsample=50, poisson=True), 2000)]
     )
     assert sizes.mean() == pytest.approx(50, abs=4 * np.sqrt(37.5 / 2000))
     assert sizes.var() == pytest.approx(200 * 0.25 * 0.75, rel=0.15)
-    few = np.array([len(b) for b in drawn(dataclasses.replace(HOW, poisson=True), 2000)])
+    few = np.array([len(b) for b in drawn(dataclasses.replace(SETTINGS, poisson=True), 2000)])
     assert few.mean() == pytest.approx(5, abs=0.1)
     assert set(few) <= set(range(2, 9))
 
 
-@pytest.mark.parametrize("glimpse", [5, 50])
-def test_the_noise_is_the_whole_batchs(images, glimpse):
+@pytest.mark.parametrize("subsample", [5, 50])
+def test_the_noise_is_the_whole_batchs(images, subsample):
     """In the mean gradient every coordinate has the deviation (noise multiplier)·(clip norm)/(batch size)."""
-    how = dataclasses.replace(HOW, glimpse=glimpse, noise_multiplier=1000.0)
+    settings = dataclasses.replace(SETTINGS, subsample=subsample, noise_multiplier=1000.0)
     table = Table(images, images.train, "standard")
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 100, bias=False))
     f = ap.design("dp-sgd", steps=4)
-    module, optimizer, loader = subsampled_training._private(how, f, net, table, Glimpses(200, how))
+    module, optimizer, loader = subsampled_training._private(
+        settings, f, net, table, SubsampledBatches(200, settings)
+    )
     inputs, targets = next(iter(loader))
     torch.nn.functional.cross_entropy(module(inputs), targets).backward()
     optimizer.step()
@@ -75,18 +79,19 @@ def test_the_noise_is_the_whole_batchs(images, glimpse):
 def test_what_is_learnt_is_a_function_of_the_seed(images):
     f = ap.design("dp-mf+", steps=80, epochs=20)
     first, again, other = (
-        train(dataclasses.replace(HOW, seed=s, noise_multiplier=30.0), f, images) for s in (1, 1, 2)
+        train(dataclasses.replace(SETTINGS, seed=s, noise_multiplier=30.0), f, images)
+        for s in (1, 1, 2)
     )
     assert (first.accuracy, first.training_error) == (again.accuracy, again.training_error)
     assert (first.accuracy, first.training_error) != (other.accuracy, other.training_error)
-    quiet = train(dataclasses.replace(HOW, noise_multiplier=1e-6), f, images)
+    quiet = train(dataclasses.replace(SETTINGS, noise_multiplier=1e-6), f, images)
     assert quiet.accuracy > max(first.accuracy, 0.9) > 0.1
     assert quiet.training_error < 0.1
 
 
 def test_what_diverges_is_as_good_as_chance(images):
     found = train(
-        dataclasses.replace(HOW, model="mlp", learning_rate=1e38, noise_multiplier=1e6), ap.design("dp-sgd", steps=20),
+        dataclasses.replace(SETTINGS, model="mlp", learning_rate=1e38, noise_multiplier=1e6), ap.design("dp-sgd", steps=20),
         images,
     )  # fmt: skip
     assert (found.accuracy, found.training_error, found.finite) == (0.1, 0.9, False)

@@ -41,15 +41,15 @@ def users(tmp_path, monkeypatch):
 # ---- sentences and network -----------------------------------------------------------------------------------
 
 
-def test_the_vocabulary_has_the_commonest_words_first():
+def test_the_vocabulary_has_the_most_frequent_words_first():
     made = Vocabulary.of(["b a b", "a b c"], 2)
-    assert dict(made.numbers) == {"b": 4, "a": 5}
+    assert dict(made.tokens) == {"b": 4, "a": 5}
     assert len(made) == 6
-    assert made.sentences(["A! c. B"], most=2)[:, :4].tolist() == [[1, 5, 2, 0], [1, 3, 2, 0]]
+    assert made.sentences(["A! c. B"], limit=2)[:, :4].tolist() == [[1, 5, 2, 0], [1, 3, 2, 0]]
 
 
 def test_a_long_sentence_is_cut_and_has_no_end():
-    (row,) = Vocabulary({"a": 4}).sentences(["a " * 50], most=9)
+    (row,) = Vocabulary({"a": 4}).sentences(["a " * 50], limit=9)
     assert row.tolist() == [1] + [4] * 20
 
 
@@ -95,7 +95,7 @@ def test_accuracy_counts_words_alone():
         net.scores.bias.zero_()[5] = 1
     sentences = np.array([[1, 4, 5, 3, 2] + [0] * 16, [1, 5, 2] + [0] * 18], np.int32)
     assert next_word.accuracy(net, sentences) == pytest.approx(2 / 3)
-    assert next_word.commonest(sentences) == pytest.approx(1 / 3)
+    assert next_word.most_frequent_accuracy(sentences) == pytest.approx(1 / 3)
 
 
 # ---- the study -----------------------------------------------------------------------------------------------
