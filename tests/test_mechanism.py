@@ -222,15 +222,15 @@ BAD = [
     (lambda: ap.calibrate(MF, noise_multiplier=-1.0), "noise_multiplier = -1.0"),
     (
         lambda: ap.calibrate(MF, noise_multiplier=1.0, clip_norm=1e-40),
-        "1e-40 is no scale for float32 noise",
+        "1e-40 must be between 1e-30 and 1e30",
     ),
     (
         lambda: ap.calibrate(MF, noise_multiplier=1.0, clip_norm=1e40),
-        "1e.40 is no scale for float32 noise",
+        "1e.40 must be between 1e-30 and 1e30",
     ),
     (
         lambda: ap.calibrate(MF, noise_multiplier=1e-20, clip_norm=1e-20),
-        "1e-40 is no scale for float32 noise",
+        "1e-40 must be between 1e-30 and 1e30",
     ),
     (lambda: ap.calibrate("dp-mf", noise_multiplier=1.0), "factorization = 'dp-mf'"),
     (lambda: ap.calibrate(MF, noise_multiplier=1.0, unit="person"), "unit = 'person'"),

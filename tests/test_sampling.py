@@ -145,7 +145,7 @@ def test_balls_in_bins_is_between_nothing_and_no_amplification():
     assert hidden.noise_scale == plain.noise_scale
     assert hidden.delta(plain.epsilon()) <= 1e-2
     assert hidden.epsilon_of_runs([8, 8]) == plain.epsilon_of_runs([8, 8])
-    assert "bounded by sampling" in str(hidden.statement()).replace("\n", " ")
+    assert "bounded by Monte Carlo sampling" in str(hidden.statement()).replace("\n", " ")
 
 
 def test_a_bin_is_the_sum_of_its_columns_and_every_look_has_its_share_of_failure(monkeypatch):

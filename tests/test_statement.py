@@ -102,6 +102,8 @@ def test_the_words_say_what_matters():
     ):
         assert words in text, words
     assert "INSECURE" in str(m.statement(insecure=True))
+    assert m.statement(insecure=True).insecure
+    assert not m.statement().insecure
     assert "an upper bound" not in text
     apart = ap.design("sqrt-toeplitz", steps=10, participation=ap.min_separation(3, 2))
     assert not apart.sensitivity_is_exact
@@ -216,7 +218,7 @@ def test_parameters_that_are_not_trained_are_named_up_to_ten():
             said, covered_tensors=3, covered_numbers=1234, frozen_parameters=names
         )
         text = " ".join(str(covered).split())
-        assert "all 3 parameter tensors of the model that are trained (1,234 numbers)." in text
+        assert "all 3 trained parameter tensors of the model (1,234 numbers)." in text
         assert words in text
         assert ("Not trained" in text) == (count > 0)
         assert ("more." in text) == (count > 10)

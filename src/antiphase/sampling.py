@@ -105,7 +105,7 @@ class Poisson(Sampling):
         >>> from antiphase import calibrate, design
         >>> f = design("dp-sgd", steps=100)
         >>> calibrate(f, epsilon=1.0, delta=1e-5, sampling=Poisson(0.01))
-        <Mechanism dp-sgd, 100 steps, once: noise multiplier 0.836..., clip norm 1, ...>
+        <Mechanism dp-sgd, 100 steps, once: noise multiplier 0.902..., clip norm 1, ...>
     """
 
     rate: float = field()

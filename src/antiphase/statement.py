@@ -1,7 +1,7 @@
-"""`PrivacyStatement`: what was promised, in English for people and as JSON for programs.
+"""`PrivacyStatement`: the privacy guarantee, in English and as JSON.
 
-Everything in it can be derived again from the mechanism file and the JSON by someone who does not trust this library;
-``examples/recheck.py`` does so without importing it.
+Everything in it can be derived again from the mechanism file and the JSON without trusting this
+library; ``examples/recheck.py`` does so without importing it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import textwrap
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context
 from importlib import metadata
-from typing import Any
 
 from antiphase.sampling import KINDS
 
@@ -21,22 +20,61 @@ ADJACENCY_WORDS = {
     "replace-one": "one {unit}'s contributions are replaced by any others",
     "add-remove": "one {unit} is added or removed",
 }
+SECURE_NOISE = "drawn with AES-128 in counter mode from a secret key, 128 bits of security"
+INSECURE_NOISE = (
+    "INSECURE, drawn from a seed that can be guessed; for tests and studies only, protects nobody"
+)
 CAVEATS = (
-    "The analysis is of idealised real arithmetic; floating-point noise has gaps that an adversary with every last "
-    "bit of every output might use.",
-    "The number of records, the number of steps and the batch size are taken to be public.",
+    "The analysis is of idealised real arithmetic; floating-point noise has gaps that an adversary "
+    "with every last bit of every output might use.",
+    "The number of records, the number of steps and the batch size are assumed to be public.",
 )
 NOT_PRIVATE = (
     "losses, accuracies and gradient norms on the training data, if anyone looks at them",
     "the choice of hyper-parameters, if it was made by training on the same data",
     "anything, once the noise key is known",
 )
-NAMES = 10  # of frozen parameters, in words; all are in the JSON
+MAX_PARAMETER_NAMES = 10  # of frozen parameters, in words; all are in the JSON
+LINE_WIDTH = 100
 
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """A promise, as data. ``print`` it for the words."""
+    """The privacy guarantee of a training run, as data; ``print`` it for the words.
+
+    `Mechanism.statement` and the engines return it.
+
+    Attributes:
+        mechanism: name of the factorization.
+        steps: number of steps of the plan.
+        participation: which steps a record may take part in, in words.
+        unit: what a record is: ``example`` or ``user``.
+        adjacency: how neighbouring datasets differ.
+        adjacency_factor: distance between neighbours, relative to zeroing out a record.
+        sampler: name of the sampling scheme.
+        sampling_rate: probability that a record is in a batch, if the scheme has one.
+        clip_norm: maximum norm of a record's contribution to a step.
+        noise_multiplier: noise scale over clip norm and sensitivity.
+        sensitivity: of the encoder; with Poisson sampling, of one of its columns.
+        sensitivity_is_exact: whether it is attained, rather than an upper bound.
+        noise_scale: standard deviation of the noise before correlation.
+        delta: the δ of the guarantee.
+        epsilon: the ε of the whole plan.
+        mu: μ of Gaussian DP; None with amplification.
+        rho: ρ of zero-concentrated DP; None with amplification.
+        released_rows: number of steps released so far.
+        released_sensitivity: sensitivity of these steps.
+        released_epsilon: ε of these steps.
+        noise_source: where the noise comes from, in words.
+        digest: SHA-256 of the mechanism.
+        versions: of the software that computed the guarantee.
+        insecure: whether the noise came from a seed that can be guessed.
+        caveats: assumptions of the analysis.
+        not_private: what the guarantee does not cover.
+        covered_tensors: number of trained parameter tensors; None if no model is known.
+        covered_numbers: number of trained parameters; None if no model is known.
+        frozen_parameters: names of parameters that training does not change.
+    """
 
     mechanism: str
     steps: int
@@ -61,115 +99,81 @@ class PrivacyStatement:
     noise_source: str
     digest: str
     versions: dict[str, str]
+    insecure: bool = False
     caveats: tuple[str, ...] = CAVEATS
     not_private: tuple[str, ...] = NOT_PRIVATE
-    covered_tensors: int | None = (
-        None  # parameters that are trained privately; None where no model is known
-    )
+    covered_tensors: int | None = None
     covered_numbers: int | None = None
-    frozen_parameters: tuple[str, ...] = ()  # parameters of the model that training does not change
+    frozen_parameters: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """All of it, as JSON."""
+        """All fields, as JSON."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
 
     def __str__(self) -> str:
-        unit = self.unit
-        whole = f"({rounded_up(self.epsilon)}, {self.delta:g})"
-        spent = ""
-        if self.released_rows < self.steps:
-            spent = (
-                f" Of the {self.steps} steps, {self.released_rows} have been released so far: those alone are "
-                f"({rounded_up(self.released_epsilon)}, {self.delta:g})-differentially private."
-            )
-        bound = "" if self.sensitivity_is_exact else " (an upper bound)"
-        also = (
-            ""
-            if self.mu is None or self.rho is None
-            else f" It is {rounded_up(self.mu)}-GDP and {rounded_up(self.rho)}-zCDP."
-        )
-        rate = f" at rate {self.sampling_rate:g}" if self.sampling_rate is not None else ""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         paragraphs = [
-            f"All that is released of this training together is {whole}-differentially private for each {unit}, in "
-            f"the sense that {ADJACENCY_WORDS[self.adjacency].format(unit=unit)} ({self.adjacency}).{also}{spent}",
-            f"It rests on: each {unit} takes part as planned ({self.participation}, in {self.steps} steps); "
-            f"{KINDS[self.sampler].description}{rate}; the sum of one {unit}'s gradients in a step is clipped to "
-            f"norm {self.clip_norm:g}; to the sum over the batch is added the noise of {self.mechanism}, with noise "
-            f"multiplier {self.noise_multiplier:.6g}, encoder sensitivity {self.sensitivity:.6g}{bound}, and so a "
-            f"standard deviation of {self.noise_scale:.6g} before correlation.",
+            self._guarantee(),
+            self._assumptions(),
             *([] if self.covered_tensors is None else [self._coverage()]),
             f"Noise: {self.noise_source}.",
             " ".join(self.caveats),
             "Not private: " + "; ".join(self.not_private) + ".",
-            f"Mechanism {self.digest[:16]}…, "
-            + ", ".join(f"{k} {v}" for k, v in self.versions.items())
-            + ".",
+            f"Mechanism {self.digest[:16]}…, {versions}.",
         ]
-        return "\n".join(textwrap.fill(paragraph, 100) for paragraph in paragraphs)
+        return "\n".join(textwrap.fill(paragraph, LINE_WIDTH) for paragraph in paragraphs)
+
+    def _guarantee(self) -> str:
+        definition = ADJACENCY_WORDS[self.adjacency].format(unit=self.unit)
+        text = (
+            "Everything that this training releases together is "
+            f"({rounded_up(self.epsilon)}, {self.delta:g})-differentially private for each "
+            f"{self.unit}, in the sense that {definition} ({self.adjacency})."
+        )
+        if self.mu is not None and self.rho is not None:
+            text += f" It is {rounded_up(self.mu)}-GDP and {rounded_up(self.rho)}-zCDP."
+        if self.released_rows < self.steps:
+            text += (
+                f" Of the {self.steps} steps, {self.released_rows} have been released so far: "
+                f"those alone are ({rounded_up(self.released_epsilon)}, {self.delta:g})-"
+                "differentially private."
+            )
+        return text
+
+    def _assumptions(self) -> str:
+        rate = f" at rate {self.sampling_rate:g}" if self.sampling_rate is not None else ""
+        bound = "" if self.sensitivity_is_exact else " (an upper bound)"
+        return (
+            f"This assumes that each {self.unit} takes part as planned ({self.participation}, in "
+            f"{self.steps} steps); {KINDS[self.sampler].description}{rate}; the sum of one "
+            f"{self.unit}'s gradients in a step is clipped to norm {self.clip_norm:g}; to the sum "
+            f"over the batch is added the noise of {self.mechanism}, with noise multiplier "
+            f"{self.noise_multiplier:.6g}, encoder sensitivity {self.sensitivity:.6g}{bound}, and "
+            f"so a standard deviation of {self.noise_scale:.6g} before correlation."
+        )
 
     def _coverage(self) -> str:
-        shown, count = ", ".join(self.frozen_parameters[:NAMES]), len(self.frozen_parameters)
-        more = f" and {count - NAMES} more" if count > NAMES else ""
-        frozen = f" Not trained, and so not changed: {shown}{more}." if count else ""
+        names, count = self.frozen_parameters[:MAX_PARAMETER_NAMES], len(self.frozen_parameters)
+        more = f" and {count - len(names)} more" if count > len(names) else ""
+        frozen = f" Not trained, and so not changed: {', '.join(names)}{more}." if count else ""
         return (
-            f"It covers all {self.covered_tensors} parameter tensors of the model that are trained "
+            f"It covers all {self.covered_tensors} trained parameter tensors of the model "
             f"({self.covered_numbers:,} numbers).{frozen}"
         )
 
 
 def rounded_up(value: float) -> str:
-    """Four digits, and never less than the value.
+    """Four significant digits of a number, rounded up.
 
-    >>> rounded_up(8.0001), rounded_up(0.5), rounded_up(1234.5678)
-    ('8.001', '0.5', '1235')
+    Example:
+        >>> rounded_up(8.0001), rounded_up(0.5), rounded_up(1234.5678)
+        ('8.001', '0.5', '1235')
     """
     # PRIVACY: a promise that is shortened is rounded up.   [G7]
     return f"{Context(prec=4, rounding=ROUND_CEILING).create_decimal(value).normalize():f}"
 
 
-def state(mechanism: Any, delta: float, released: int, insecure: bool) -> PrivacyStatement:
-    """The statement of a `Mechanism`, at ``delta``, with ``released`` rows given out."""
-    f = mechanism.factorization
-    secure = "drawn with AES-128 in counter mode from a secret key, 128 bits of security"
-    return PrivacyStatement(
-        mechanism=f.name,
-        steps=mechanism.steps,
-        participation=f.participation.describe(),
-        unit=mechanism.unit,
-        adjacency=mechanism.adjacency,
-        adjacency_factor=mechanism.adjacency_factor,
-        sampler=mechanism.sampling.name,
-        sampling_rate=mechanism.sampling.rate,
-        clip_norm=mechanism.clip_norm,
-        noise_multiplier=mechanism.noise_multiplier,
-        sensitivity=mechanism.sensitivity,
-        sensitivity_is_exact=mechanism.accountant.is_exact,
-        noise_scale=mechanism.noise_scale,
-        delta=delta,
-        epsilon=mechanism.epsilon(delta),
-        mu=mechanism.mu(),
-        rho=mechanism.rho(),
-        released_rows=released,
-        released_sensitivity=mechanism.sensitivity
-        if mechanism.amplified
-        else f.sensitivity_of(released),
-        released_epsilon=mechanism.epsilon(delta, rows=released),
-        # PRIVACY: a key that anyone can guess protects nobody, and the statement must say so.   [G10]
-        noise_source="INSECURE, from a seed that can be guessed; for tests and studies only, protects nobody"
-        if insecure
-        else secure,
-        digest=mechanism.digest,
-        versions=versions(),
-        caveats=(*CAVEATS, *_resting_on(mechanism)),
-    )
-
-
-def _resting_on(mechanism: Any) -> list[str]:
-    said = mechanism.accountant.caveat()
-    return [said[0].upper() + said[1:] + "."] if said else []
-
-
 def versions() -> dict[str, str]:
-    """Of what the promise was computed with."""
+    """Versions of Python and of the packages that a guarantee is computed with."""
     names = ("antiphase", "numpy", "scipy", "numba", "randomgen", "dp-accounting")
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}

@@ -255,7 +255,7 @@ def _statement(m: Mechanism, claims: Mapping[str, Any]) -> list[Check]:
     ours = {
         k: v
         for k, v in again.items()
-        if k not in ("versions", "noise_source", "caveats", "not_private")
+        if k not in ("versions", "noise_source", "insecure", "caveats", "not_private")
     }
     wrong = [k for k, v in ours.items() if k not in claims or not _agree(v, claims[k])]
     found = (

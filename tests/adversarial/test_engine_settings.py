@@ -292,7 +292,7 @@ def test_the_statement_says_which_parameters_it_covers():
     assert said["covered_numbers"] == 5 * 6 + 6 + 12
     assert said["frozen_parameters"] == ["2.bias"]
     words = " ".join(str(statement).split())
-    assert "covers all 3 parameter tensors of the model that are trained (48 numbers)" in words
+    assert "covers all 3 trained parameter tensors of the model (48 numbers)" in words
     assert "Not trained, and so not changed: 2.bias." in words
 
 

@@ -79,7 +79,7 @@ def test_training_goes_on_and_ends_with_the_same_weights(tmp_path, run):
     promised = json.loads(run(*words, "-o", "whole.safetensors", "--json").out)["trials"][0][
         "statement"
     ]
-    assert promised["noise_source"].startswith("INSECURE")
+    assert promised["insecure"] is True
     state = tmp_path / "run" / "checkpoint"
     part = start(tmp_path, *words, "--checkpoint", "run", "-o", "part.safetensors")
     code, out, err = interrupted(part, lambda: state.exists() and _steps_done(tmp_path / "run") > 0)

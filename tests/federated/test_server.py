@@ -224,6 +224,7 @@ def test_the_statement_is_about_users():
     assert said.unit == "user"
     assert said.released_rows == 2
     assert "private for each user" in " ".join(str(said).split())
+    assert said.insecure
     assert "INSECURE" in said.noise_source
     assert "several devices" in str(said)
     assert "AES" in Server(mechanism(), MODEL, clients_per_round=1).statement().noise_source

@@ -201,7 +201,7 @@ BUGS = [
         "_util/checks.py", '    if value < minimum:\n        raise ValueError(f"{name} = {value} must be at least {minimum}")\n',
         "    assert value >= minimum\n", "tests/test_workload.py::test_bad_input_is_named"),
     Bug(23, "a statement that does not say what it rests on", "",
-        "statement.py", "clip_norm=mechanism.clip_norm,", "clip_norm=1.0,",
+        "mechanism.py", "clip_norm=self.clip_norm,", "clip_norm=1.0,",
         "tests/test_statement.py::test_an_outsider_comes_to_the_same_figures[zero-out-toeplitz]"),
     Bug(24, "a client comes back too early", "servers that leave it to chance who takes part when",
         "federated/roster.py", "number - last >= self._apart)", "number - last >= self._apart - 1)",

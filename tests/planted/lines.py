@@ -164,7 +164,7 @@ LINES = [
          MECHANISM + "test_bad_input_is_named"),
     Line("statement.py", "create_decimal(value)", "create_decimal(format(value, '.6g'))",
          "tests/test_statement.py::test_promises_are_never_rounded_down"),
-    Line("statement.py", "        if insecure\n", "        if False\n",
+    Line("mechanism.py", "INSECURE_NOISE if insecure else SECURE_NOISE", "SECURE_NOISE",
          "tests/test_statement.py::test_the_words_say_what_matters"),
     Line("verification.py", "worst <= f.sensitivity * (1 + 1e-9)", "worst <= f.sensitivity * (1 + 1e-6)",
          "tests/test_verification.py::test_a_figure_that_is_too_small"),

@@ -70,7 +70,7 @@ class Accountant(ABC):
         return None
 
     def caveat(self) -> str:
-        """Further assumptions of the analysis, as a sentence; empty if there are none."""
+        """A sentence about further assumptions of the analysis; empty if there are none."""
         return ""
 
 

@@ -297,7 +297,7 @@ class BallsInBinsAccountant(Accountant):
             middle = math.sqrt(low * high)
             estimate = estimated_epsilon(self._gram, middle, delta, failure=failure)
             low, high = (low, middle) if estimate <= epsilon else (middle, high)
-        # PRIVACY: one that was seen to be private; the chances to fail of all that were looked at add up.   [G7]
+        # PRIVACY: its ε was certified; the failure probabilities of all certificates add up.   [G7]
         for _ in range(MAX_CERTIFICATIONS):
             if high >= unamplified or self._certified(high, delta) <= epsilon:
                 return min(high, unamplified)
@@ -311,8 +311,8 @@ class BallsInBinsAccountant(Accountant):
     def caveat(self) -> str:
         """The probability that the bound fails."""
         return (
-            "the ε of balls-in-bins sampling was bounded by Monte Carlo sampling; the bound fails "
-            f"with probability {FAILURE_PROBABILITY:g}"
+            "The ε of balls-in-bins sampling was bounded by Monte Carlo sampling; the bound fails "
+            f"with probability {FAILURE_PROBABILITY:g}."
         )
 
     def _certified(self, noise_multiplier: float, delta: float) -> float:

@@ -42,12 +42,12 @@ class CyclicPoissonAccountant(PoissonAccountant):
     @cached_property
     def groups(self) -> int:
         """As many as the encoder has bands."""
-        # PRIVACY: columns of one group must share no row: as many groups as the encoder has bands.   [G9]
+        # PRIVACY: as many groups as bands, so that columns of one group share no row.   [G9]
         return self._factorization.bands
 
     def caveat(self) -> str:
         """The assignment to groups is independent of the data."""
         return (
-            f"records were assigned to {self.groups} groups independently of their content, and "
-            "never change their group"
+            f"Records were assigned to {self.groups} groups independently of their content, and "
+            "never change their group."
         )

@@ -177,7 +177,7 @@ class GaussianAccountant(Accountant):
         if rows < encoder.steps:
             spent = min(encoder.sensitivity_of(rows), spent)
         factor = adjacency_factor(self._adjacency)
-        # PRIVACY: the noise is scaled by the whole plan's sensitivity; fewer rows only cost less.   [G8]
+        # PRIVACY: noise is scaled by the sensitivity of all rows; fewer rows only cost less.   [G8]
         return noise_multiplier / factor * (encoder.sensitivity / spent)
 
     def epsilon(self, noise_multiplier: float, delta: float, rows: int) -> float:

@@ -49,7 +49,7 @@ def poisson_epsilon(
 
     Example:
         >>> round(poisson_epsilon(2.0, 1e-5, sampling_rate=0.01, steps=10), 3)
-        0.093
+        0.066
     """
     arguments = _checked(noise_multiplier, sampling_rate, steps)
     return float(_loss_distribution(*arguments)[0](checked_delta("delta", delta)))
@@ -172,7 +172,7 @@ class PoissonAccountant(Accountant):
     def _refuse_unanalysed(self) -> None:
         """Raise ValueError if the analysis does not cover the factorization."""
         if not isinstance(self._factorization, Identity):
-            # PRIVACY: the Poisson analysis composes independent steps; correlated noise is not that.   [G9]
+            # PRIVACY: the analysis composes independent steps; correlated noise is not that.   [G9]
             raise ValueError(
                 "sampling = Poisson is analysed only for independent noise (dp-sgd), not for "
                 f"{self._factorization.name}; use FixedOrder(), or CyclicPoisson(rate) for an "

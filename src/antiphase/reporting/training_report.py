@@ -104,7 +104,7 @@ def _grid(outcomes: Sequence[Outcome]) -> Grid:
 def _note(outcome: Outcome) -> str:
     if outcome.statement is None:
         return "Not private: there was neither clipping nor noise."
-    if outcome.statement.noise_source.startswith("INSECURE"):
+    if outcome.statement.insecure:
         return "The noise came from a seed that can be guessed: it is repeatable, but not private."
     return (
         "The noise is drawn from a new secret key in every run: results repeat in distribution "
