@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import typer
+from typer import Option
 
 from antiphase.cli import (
     audit,
@@ -13,13 +14,13 @@ from antiphase.cli import (
     data,
     demo,
     design,
+    options,
     recommend,
     statement,
     train,
     verify,
 )
 from antiphase.cli.errors import EXIT_INTERRUPTED, exit_codes
-from antiphase.cli.options import expand_groups, help_text
 
 app = typer.Typer(
     name="antiphase",
@@ -43,7 +44,7 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(
+    version: bool = Option(
         False, "--version", callback=_version, is_eager=True, help="Show the version."
     ),
 ) -> None:
@@ -62,7 +63,7 @@ for command in (
     data.data,
     demo.demo,
 ):
-    app.command(help=help_text(command))(expand_groups(command))
+    app.command(help=options.help_text(command))(options.expand_groups(command))
 
 
 def main() -> None:

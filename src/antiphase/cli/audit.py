@@ -10,14 +10,14 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from antiphase import auditing
 from antiphase.auditing import AuditResult, Claim
 from antiphase.auditing.many_trials import TRIALS
 from antiphase.auditing.one_run import CANARIES
-from antiphase.cli import errors, output
+from antiphase.cli import errors, options, output
 from antiphase.cli.errors import UserCodeError, usage_error
-from antiphase.cli.options import Delta, DisplayOptions, Epsilon, require_writable
 from antiphase.cli.progress import progress_bar
 from antiphase.cli.statement import load_calibrated
 from antiphase.verification import read_statement
@@ -25,36 +25,25 @@ from antiphase.verification import read_statement
 
 def audit(
     target: Annotated[
-        str,
-        typer.Argument(
-            help="A mechanism file, or a function as in train.py:scores.", show_default=False
-        ),
+        str, Argument(help="A mechanism file, or FILE.py:FUNCTION.", show_default=False)
     ],
     *,
-    mu: Annotated[float | None, typer.Option(help="The claim: μ of Gaussian privacy.")] = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    statement: Annotated[
-        Path | None, typer.Option("--statement", help="The claim: a statement in JSON.")
-    ] = None,
+    mu: Annotated[float | None, Option(help="Claim: μ of Gaussian privacy.")] = None,
+    epsilon: options.Epsilon = None,
+    delta: options.Delta = None,
+    statement: Annotated[Path | None, Option(help="Claim: a statement in JSON.")] = None,
     trials: Annotated[
-        int | None,
-        typer.Option(help="With the canary, and as many without.", min=20, show_default="8000"),
+        int | None, Option(help="Trainings with the canary (8000).", min=20, show_default=False)
     ] = None,
-    one_run: Annotated[
-        bool, typer.Option("--one-run", help="One training with many canaries instead.")
-    ] = False,
+    one_run: Annotated[bool, Option("--one-run", help="One training, many canaries.")] = False,
     canaries: Annotated[
-        int | None, typer.Option(help="With --one-run: how many.", min=2, show_default="4000")
+        int | None, Option(help="Canaries of --one-run (4000).", min=2, show_default=False)
     ] = None,
     confidence: Annotated[
-        float | None,
-        typer.Option(help="Confidence of an alarm: 0.999999, with --one-run 0.999."),
+        float | None, Option(help="Of an alarm (0.999999; 0.999 with --one-run).")
     ] = None,
-    figure: Annotated[
-        Path | None, typer.Option("--figure", help="Draw the trade-off found and that claimed.")
-    ] = None,
-    display: DisplayOptions,
+    figure: Annotated[Path | None, Option(help="Draw the trade-offs found and claimed.")] = None,
+    display: options.Display,
 ) -> None:
     """Audit a training: compare the privacy loss found by an attack with the claim.
 
@@ -75,16 +64,16 @@ def audit(
         raise usage_error(
             "--canaries is for --one-run: many trainings have one canary; give --trials"
         )
-    require_writable(figure)
-    options: dict[str, Any] = {} if confidence is None else {"confidence": confidence}
+    options.require_writable(figure)
+    level: dict[str, Any] = {} if confidence is None else {"confidence": confidence}
     scores, claim = _scores_and_claim(target, _claim(mu, epsilon, delta, statement), one_run)
     if one_run:
         with progress_bar(display.silent, "training once"):
             result: AuditResult = auditing.audit_one_run(
-                scores, claim, canaries=canaries or CANARIES, **options
+                scores, claim, canaries=canaries or CANARIES, **level
             )
     else:
-        result = _audit(scores, claim, trials or TRIALS, options, display.silent)
+        result = _audit(scores, claim, trials or TRIALS, level, display.silent)
     print(result.to_json() if display.as_json else result)
     if figure is not None:
         _draw(result, figure, display.silent)
@@ -93,7 +82,7 @@ def audit(
 
 
 def _audit(
-    scores: Any, claim: Claim, trials: int, options: dict[str, Any], silent: bool
+    scores: Any, claim: Claim, trials: int, level: dict[str, Any], silent: bool
 ) -> auditing.TrialAudit:
     total = 2 * trials
     column = "{task.completed:.0f} of {task.total:.0f} trials"
@@ -103,7 +92,7 @@ def _audit(
             claim,
             trials=trials,
             progress=lambda now: update(completed=2 * now.done),
-            **options,
+            **level,
         )
     if result.trials < trials:
         output.print_warning(

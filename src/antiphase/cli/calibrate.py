@@ -6,31 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import antiphase as ap
-from antiphase.cli import output
+from antiphase.cli import options, output
 from antiphase.cli.design import sampling_fact
 from antiphase.cli.errors import usage_error
-from antiphase.cli.options import CalibrationOptions, Json, SamplingOptions, require_writable
 from antiphase.factorizations.base import Factorization
 from antiphase.statement import rounded_up
 
 
 def calibrate(
-    file: Annotated[
-        Path | None, typer.Argument(help="A design to calibrate; without one, a single release.")
-    ] = None,
+    file: Annotated[Path | None, Argument(help="A design to calibrate.")] = None,
     *,
-    calibration: CalibrationOptions,
-    sampling: SamplingOptions,
-    steps: Annotated[
-        int | None, typer.Option(help="With --sampling-rate and no file: number of steps.", min=1)
-    ] = None,
-    output_file: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File for the calibrated mechanism.")
-    ] = None,
-    as_json: Json = False,
+    calibration: options.Calibration,
+    sampling: options.BatchSampling,
+    steps: Annotated[int | None, Option(help="Steps of DP-SGD, without a file.", min=1)] = None,
+    output_file: Annotated[Path | None, Option("--output", "-o", help="File to write.")] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Compute the noise multiplier for ε, or ε for a noise multiplier; calibrate a design.
 
@@ -42,7 +35,7 @@ def calibrate(
     if sampling.sampling_rate is not None and sampling.sampler is None:
         sampling = replace(sampling, sampler="poisson")
     sampling.require_rate()
-    require_writable(output_file)
+    options.require_writable(output_file)
     if not calibration.given:
         raise usage_error("give --epsilon or --noise-multiplier; the other follows")
     if calibration.delta is None:
@@ -51,14 +44,7 @@ def calibrate(
         f = _single_release(steps, sampling.sampling_rate, output_file)
     else:
         f = _design(file, steps)
-    arguments: dict[str, Any] = {
-        "epsilon": calibration.epsilon,
-        "delta": calibration.delta,
-        "noise_multiplier": calibration.noise_multiplier,
-        "clip_norm": calibration.clip,
-        "adjacency": sampling.adjacency,
-    }
-    mechanism = ap.calibrate(f, sampling=sampling.scheme(), **arguments)
+    mechanism = ap.calibrate(f, **calibration.arguments(), **sampling.arguments())
     digest = None if output_file is None else mechanism.save(output_file)
     if as_json:
         output.print_json(_to_dict(mechanism) | {"file": output_file, "digest": digest})

@@ -7,64 +7,46 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from antiphase import comparison as comparisons
-from antiphase.cli import errors, output
+from antiphase.cli import errors, options, output
 from antiphase.cli.errors import usage_error
-from antiphase.cli.options import (
-    MECHANISMS,
-    BudgetOptions,
-    DisplayOptions,
-    FiguresFolder,
-    HtmlFile,
-    OptimizerOptions,
-    Parameters,
-    ParticipationOptions,
-    SamplingOptions,
-    Tolerance,
-    parse_options,
-    require_writable,
-    typed_command,
-)
 from antiphase.cli.progress import candidates_bar
 from antiphase.comparison import Candidate, Comparison, Entry, Setting
 from antiphase.design import options_for
+from antiphase.reporting import comparison_report, page
 from antiphase.sampling import KINDS, CyclicPoisson, has_rate, parse
 
 
 def _matching_mechanisms(incomplete: str) -> list[str]:
-    return [name for name in MECHANISMS if name.startswith(incomplete)]
+    return [name for name in options.MECHANISMS if name.startswith(incomplete)]
 
 
 def compare(
     *,
-    length: ParticipationOptions,
-    budget: BudgetOptions,
+    length: options.ParticipationPattern,
+    budget: options.Budget,
     mechanism: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--mechanism",
             "-m",
-            help="A mechanism, with options and sampler; may be repeated: dp-mf+:tau=128, "
-            "dp-sgd:poisson.",
+            help="May be repeated; as in dp-mf+:tau=128 or dp-sgd:poisson.",
             autocompletion=_matching_mechanisms,
         ),
     ] = None,
     family: Annotated[
-        bool,
-        typer.Option(
-            "--family", help="Include those that need a search: toeplitz, banded, blt, few buffers."
-        ),
+        bool, Option("--family", help="Include toeplitz, banded, blt and few buffers.")
     ] = False,
-    sampling: SamplingOptions,
-    optimizer: OptimizerOptions,
-    parameters: Parameters = 100_000,
-    tolerance: Tolerance = 1e-3,
-    html: HtmlFile = None,
-    figures: FiguresFolder = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of the table.")] = False,
-    display: DisplayOptions,
+    sampling: options.BatchSampling,
+    optimizer: options.Optimizer,
+    parameters: options.Parameters = 100_000,
+    tolerance: options.Tolerance = 1e-3,
+    html: options.HtmlFile = None,
+    figures: options.FiguresFolder = None,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV instead.")] = False,
+    display: options.Display,
 ) -> None:
     """Compare mechanisms: how much noise each leaves in the model at equal privacy, and its cost.
 
@@ -80,7 +62,7 @@ def compare(
             f"--sampler {sampling.sampler} needs --epsilon and --delta: amplification depends on "
             "them"
         )
-    require_writable(html)
+    options.require_writable(html)
     participation = length.participation()
     setting = Setting(
         optimizer.workload(length.steps),
@@ -113,8 +95,8 @@ def compare(
 def _candidate(text: str, setting: Setting) -> Candidate:
     """Parse ``NAME:option=value,…,sampler``."""
     name, _, rest = text.partition(":")
-    if name not in MECHANISMS:
-        raise usage_error(f"--mechanism {text}: must be one of {', '.join(MECHANISMS)}")
+    if name not in options.MECHANISMS:
+        raise usage_error(f"--mechanism {text}: must be one of {', '.join(options.MECHANISMS)}")
     parts = [part for part in rest.split(",") if part]
     samplers = [part for part in parts if part in KINDS]
     if len(samplers) > 1:
@@ -124,31 +106,29 @@ def _candidate(text: str, setting: Setting) -> Candidate:
     sampling = None
     for sampler in samplers:
         sampling = parse(sampler, setting.sampling_rate if has_rate(sampler) else None)
-    options = parse_options([part for part in parts if part not in KINDS])
+    given = options.parse_options([part for part in parts if part not in KINDS])
     known = options_for(name)
-    if unknown := sorted(set(options) - set(known)):
+    if unknown := sorted(set(given) - set(known)):
         raise usage_error(
             f"--mechanism {text}: {name} has no option {unknown[0]}; it takes {', '.join(known)}"
         )
     if name == "dp-mf+" and not isinstance(sampling or setting.sampling, CyclicPoisson):
         # With cyclic Poisson sampling, τ is the number of bands, which is searched for.
-        options.setdefault("tau", setting.steps)
-    return Candidate(name, options, sampling)
+        given.setdefault("tau", setting.steps)
+    return Candidate(name, given, sampling)
 
 
 def _write_files(
     comparison: Comparison, html: Path | None, figures_folder: Path | None
 ) -> list[Path]:
-    if html is None and figures_folder is None:
-        return []
-    from antiphase.reporting import comparison_report, figures, page
-
     files = []
     if figures_folder is not None:
+        from antiphase.reporting import figures
+
         for name, chart in comparison_report.charts(comparison).items():
             files.append(figures.draw(figures_folder / name, chart)[0])
     if html is not None:
-        files.append(page.write(html, comparison_report.page(comparison, typed_command())))
+        files.append(page.write(html, comparison_report.page(comparison, options.typed_command())))
     return files
 
 

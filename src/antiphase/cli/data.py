@@ -5,20 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
 from antiphase import data as data_sets
 from antiphase._util.progress import ProgressReport
-from antiphase.cli import output
-from antiphase.cli.options import DATA_HELP, DataFolder, DisplayOptions
+from antiphase.cli import options, output
 from antiphase.cli.progress import progress_bars
 
 
 def data(
-    name: Annotated[str, typer.Argument(help=DATA_HELP)],
+    name: Annotated[str, Argument(help=options.DATA_HELP)],
     *,
-    folder: DataFolder = None,
-    display: DisplayOptions,
+    folder: options.DataFolder = None,
+    display: options.Display,
 ) -> None:
     """Download a data set, check it, and describe it.
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from antiphase._util.progress import ProgressReport
-from antiphase.cli import errors, output
-from antiphase.cli.options import DisplayOptions
+from antiphase.cli import errors, options, output
 from antiphase.cli.progress import progress_bar
 
 
 def demo(
     *,
-    folder: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the page and the results.")
-    ] = Path("demo"),
-    trials: Annotated[int, typer.Option(help="Seeds for each point.", min=1)] = 10,
-    display: DisplayOptions,
+    folder: Annotated[Path, Option("--output", "-o", help="Folder to write.")] = Path("demo"),
+    trials: Annotated[int, Option(help="Seeds for each point.", min=1)] = 10,
+    display: options.Display,
 ) -> None:
     """Train on digits at ε = 1 and 8 with four mechanisms and write a page; takes two minutes.
 

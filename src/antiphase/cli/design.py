@@ -8,29 +8,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import antiphase as ap
 from antiphase._util.interrupts import graceful_interrupt
 from antiphase._util.progress import ProgressReport
 from antiphase.band_selection import WIDTHS, cyclic
 from antiphase.candidates import LABELS
-from antiphase.cli import errors, output
+from antiphase.cli import errors, options, output
 from antiphase.cli.errors import usage_error
-from antiphase.cli.options import (
-    MECHANISMS,
-    CalibrationOptions,
-    DisplayOptions,
-    FiguresFolder,
-    MechanismOptions,
-    OptimizerOptions,
-    ParticipationOptions,
-    SamplingOptions,
-    one_of,
-    parse_options,
-    require_writable,
-)
 from antiphase.cli.progress import SearchProgress, progress_bar
+from antiphase.factorizations.base import Factorization
 from antiphase.statement import rounded_up
 
 
@@ -38,27 +26,15 @@ from antiphase.statement import rounded_up
 class DesignOptions:
     """Options of the mechanism."""
 
-    tau: Annotated[
-        int | None, typer.Option(help="dp-mf+: steps between virtual restarts (default: all).")
-    ] = None
-    rho: Annotated[
-        float | None, typer.Option(help="damped: share of an error that is left after a step.")
-    ] = None
-    final_weight: Annotated[
-        float | None,
-        typer.Option(help="dp-mf, damped: weight of the last iterate; the others have 1."),
-    ] = None
-    option: MechanismOptions = None
-    bands: Annotated[
-        str | None,
-        typer.Option(help="Number of diagonals; or auto, the best for --sampler cyclic-poisson."),
-    ] = None
-    buffers: Annotated[
-        str | None, typer.Option(help="Number of vectors in memory; or auto, or exact.")
-    ] = None
-    tolerance: Annotated[
-        float | None, typer.Option(help="Certified gap at which the search stops.")
-    ] = None
+    tau: Annotated[int | None, Option(help="dp-mf+: steps between restarts (all).")] = None
+    rho: Annotated[float | None, Option(help="damped: share of an error left by a step.")] = None
+    final_weight: Annotated[float | None, Option(help="Weight of the last iterate (1).")] = None
+    option: options.MechanismOptions = None
+    bands: Annotated[str | None, Option(help="Number of diagonals, or auto.")] = None
+    buffers: Annotated[str | None, Option(help="Number of vectors in memory, auto or exact.")] = (
+        None
+    )
+    tolerance: Annotated[float | None, Option(help="Certified gap to stop at.")] = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that were given, as `antiphase.design` takes them."""
@@ -66,7 +42,7 @@ class DesignOptions:
         for name in ("bands", "buffers"):
             if str(named[name]).isdecimal():
                 named[name] = int(named[name])
-        other = parse_options(named.pop("option"))
+        other = options.parse_options(named.pop("option"))
         return other | {name: value for name, value in named.items() if value is not None}
 
 
@@ -85,18 +61,16 @@ class Result:
 
 
 def design(
-    name: Annotated[str, typer.Argument(click_type=one_of(*MECHANISMS), metavar="NAME")],
+    name: Annotated[str, Argument(click_type=options.one_of(*options.MECHANISMS), metavar="NAME")],
     *,
-    length: ParticipationOptions,
-    options: DesignOptions,
-    optimizer: OptimizerOptions,
-    calibration: CalibrationOptions,
-    sampling: SamplingOptions,
-    output_file: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write, as in plan.antiphase.")
-    ] = None,
-    figures: FiguresFolder = None,
-    display: DisplayOptions,
+    length: options.ParticipationPattern,
+    settings: DesignOptions,
+    optimizer: options.Optimizer,
+    calibration: options.Calibration,
+    sampling: options.BatchSampling,
+    file: Annotated[Path | None, Option("--output", "-o", help="File to write.")] = None,
+    figures: options.FiguresFolder = None,
+    display: options.Display,
 ) -> None:
     """Design a mechanism: write it to a file, print its error, the certified bound and the gap.
 
@@ -108,52 +82,49 @@ def design(
                --epsilon 8 --delta 1e-5 -o plan.antiphase
     """
     sampling.require_rate()
-    if not calibration.given and (calibration.clip, sampling) != (1.0, SamplingOptions()):
+    if not calibration.given and (calibration.clip, sampling) != (1.0, options.BatchSampling()):
         raise usage_error("--clip, --adjacency and --sampler need --epsilon and --delta")
-    require_writable(output_file)
+    options.require_writable(file)
     workload = optimizer.workload(length.steps)
-    if sampling.sampler == "cyclic-poisson" or options.bands == "auto":
-        if (length.epochs, length.separation) != (1, None):
-            raise usage_error(
-                "--epochs and --separation: with cyclic Poisson sampling the number of bands "
-                "determines the participation"
-            )
-        result = _design_for_cyclic_sampling(
-            name, options, workload, calibration, sampling, display
-        )
+    budget = calibration.arguments() | sampling.arguments()
+    if sampling.sampler == "cyclic-poisson" or settings.bands == "auto":
+        _require_cyclic_sampling(name, length, sampling)
+        result = _design_for_cyclic_sampling(name, settings, workload, budget, display.silent)
     else:
-        result = _design(name, length, options, workload, calibration, sampling, display)
-    digest = None if output_file is None else result.save(output_file)
+        f, stopped = _design(name, settings, workload, length, display.silent)
+        mechanism = ap.calibrate(f, **budget) if calibration.given else None
+        result = Result(f, mechanism, stopped=stopped)
+    digest = None if file is None else result.save(file)
     drawn = _draw(figures, result.factorization) if figures is not None else []
     if display.as_json:
-        output.print_json(
-            _to_dict(result) | {"file": output_file, "digest": digest, "figures": drawn}
-        )
+        output.print_json(_to_dict(result) | {"file": file, "digest": digest, "figures": drawn})
         sys.exit(errors.EXIT_INTERRUPTED if result.stopped else 0)
-    _print(result, output_file, digest, drawn)
+    output.print_facts(_design_facts(result) | _mechanism_facts(result))
+    if file is not None:
+        kind = "design" if result.mechanism is None else "mechanism"
+        output.print_text(f"\nWritten to {file} ({kind}, {str(digest)[:16]}…)")
+    output.print_files(drawn)
     if result.stopped:
         errors.interrupted("by Ctrl-C; the design so far was kept")
-    if output_file is None:
+    if file is None:
         output.print_hint("The design was not saved; give -o FILE to save it.", display.quiet)
     elif result.mechanism is None:
-        output.print_hint(
-            f"To calibrate it: antiphase calibrate {output_file} --epsilon … --delta … -o …",
-            display.quiet,
-        )
+        calibrate = f"antiphase calibrate {file} --epsilon … --delta … -o …"
+        output.print_hint(f"To calibrate it: {calibrate}", display.quiet)
 
 
 def _design(
     name: str,
-    length: ParticipationOptions,
-    options: DesignOptions,
+    settings: DesignOptions,
     workload: ap.Workload,
-    calibration: CalibrationOptions,
-    sampling: SamplingOptions,
-    display: DisplayOptions,
-) -> Result:
+    length: options.ParticipationPattern,
+    silent: bool,
+) -> tuple[Factorization, bool]:
+    """Return the design and whether it was stopped by Ctrl-C."""
     participation = length.participation()
-    search = SearchProgress(options.tolerance or _default_tolerance(length.steps, length.epochs))
-    bar = progress_bar(display.silent, f"designing {name}", "{task.fields[gap]}", total=1.0, gap="")
+    tolerance = settings.tolerance or _default_tolerance(length.steps, length.epochs)
+    search = SearchProgress(tolerance)
+    bar = progress_bar(silent, f"designing {name}", "{task.fields[gap]}", total=1.0, gap="")
     with bar as update, graceful_interrupt() as stopped:
 
         def report(now: ProgressReport) -> bool:
@@ -161,40 +132,38 @@ def _design(
                 update(completed=search.share(now.gap), gap=f"gap {now.gap:.0e}")
             return stopped()
 
+        given = settings.given()
         f = ap.design(
-            name,
-            workload=workload,
-            participation=participation,
-            progress=report,
-            **options.given(),
+            name, workload=workload, participation=participation, progress=report, **given
         )
         _ = f.lower_bound  # computed here, within the progress bar
-    if not calibration.given:
-        return Result(f, stopped=stopped())
-    mechanism = ap.calibrate(f, **_budget(calibration, sampling))
-    return Result(f, mechanism, stopped=stopped())
+        return f, stopped()
 
 
-def _design_for_cyclic_sampling(
-    name: str,
-    options: DesignOptions,
-    workload: ap.Workload,
-    calibration: CalibrationOptions,
-    sampling: SamplingOptions,
-    display: DisplayOptions,
-) -> Result:
-    """Design with the given number of bands, or with the best one for the budget."""
+def _require_cyclic_sampling(
+    name: str, length: options.ParticipationPattern, sampling: options.BatchSampling
+) -> None:
+    if (length.epochs, length.separation) != (1, None):
+        raise usage_error(
+            "--epochs and --separation: with cyclic Poisson sampling the number of bands "
+            "determines the participation"
+        )
     if sampling.sampler != "cyclic-poisson":
         raise usage_error("--bands auto is for --sampler cyclic-poisson")
     if name not in WIDTHS:
         raise usage_error(f"--sampler cyclic-poisson needs a banded design: {', '.join(WIDTHS)}")
-    given = options.given()
+
+
+def _design_for_cyclic_sampling(
+    name: str, settings: DesignOptions, workload: ap.Workload, budget: dict[str, Any], silent: bool
+) -> Result:
+    """Design with the given number of bands, or with the best one for the budget."""
+    given = settings.given()
     bands = given.pop("bands", given.pop(WIDTHS[name], "auto"))
     if given:
         raise usage_error(
             f"{next(iter(given))}: with --sampler cyclic-poisson, --bands is the only option"
         )
-    budget = _budget(calibration, sampling)
     if bands != "auto":
         f = cyclic(name, bands, workload)
         return Result(f, ap.calibrate(f, **budget))
@@ -202,7 +171,7 @@ def _design_for_cyclic_sampling(
         raise usage_error(
             "--bands auto needs --epsilon and --delta: the best number depends on them"
         )
-    with progress_bar(display.silent, f"designing {name}") as update:
+    with progress_bar(silent, f"designing {name}") as update:
         best = ap.best_bands(
             name,
             workload=workload,
@@ -210,17 +179,6 @@ def _design_for_cyclic_sampling(
             **budget,
         )
     return Result(best.mechanism.factorization, best.mechanism, best.tried)
-
-
-def _budget(calibration: CalibrationOptions, sampling: SamplingOptions) -> dict[str, Any]:
-    return {
-        "epsilon": calibration.epsilon,
-        "delta": calibration.delta,
-        "noise_multiplier": calibration.noise_multiplier,
-        "clip_norm": calibration.clip,
-        "adjacency": sampling.adjacency,
-        "sampling": sampling.scheme(),
-    }
 
 
 def _default_tolerance(steps: int, epochs: int) -> float:
@@ -238,39 +196,17 @@ def _errors(result: Result) -> dict[str, Any]:
     """
     f, mechanism = result.factorization, result.mechanism
     if mechanism is None or mechanism.sampling.rate is None:
-        return {
-            "sensitivity": f.sensitivity,
-            "error": f.error,
-            "lower_bound": f.lower_bound,
-            "gap": f.gap,
-        }
+        shown = ("sensitivity", "error", "lower_bound", "gap")
+        return {name: getattr(f, name) for name in shown}
     error = (mechanism.sensitivity / f.sensitivity) ** 2 * f.error
     return {"sensitivity": mechanism.sensitivity, "error": error, "lower_bound": None, "gap": None}
 
 
 def _to_dict(result: Result) -> dict[str, Any]:
     f, mechanism = result.factorization, result.mechanism
-    calibrated = dict.fromkeys(
-        (
-            "noise_multiplier",
-            "clip_norm",
-            "adjacency",
-            "sampler",
-            "sampling_rate",
-            "epsilon",
-            "delta",
-        )
-    )
-    if mechanism is not None:
-        calibrated = {
-            "noise_multiplier": mechanism.noise_multiplier,
-            "clip_norm": mechanism.clip_norm,
-            "adjacency": mechanism.adjacency,
-            "sampler": mechanism.sampling.name,
-            "sampling_rate": mechanism.sampling.rate,
-            "epsilon": None if mechanism.target_delta is None else mechanism.epsilon(),
-            "delta": mechanism.target_delta,
-        }
+    calibrated = ("noise_multiplier", "clip_norm", "adjacency")
+    delta = None if mechanism is None else mechanism.target_delta
+    sampling = getattr(mechanism, "sampling", None)
     return {
         "name": f.name,
         "options": {k: v for k, v in f.options.items() if isinstance(v, int | float | str)},
@@ -281,18 +217,14 @@ def _to_dict(result: Result) -> dict[str, Any]:
         "buffers": getattr(f, "buffers", None),
         "sensitivity_is_exact": f.sensitivity_is_exact,
         **_errors(result),
-        **calibrated,
+        **{name: getattr(mechanism, name, None) for name in calibrated},
+        "sampler": getattr(sampling, "name", None),
+        "sampling_rate": getattr(sampling, "rate", None),
+        "epsilon": None if delta is None else mechanism.epsilon(),
+        "delta": delta,
         "tried": [vars(trial) for trial in result.tried],
         "stopped": result.stopped,
     }
-
-
-def _print(result: Result, output_file: Path | None, digest: str | None, drawn: list[Path]) -> None:
-    output.print_facts(_design_facts(result) | _mechanism_facts(result))
-    if output_file is not None:
-        kind = "design" if result.mechanism is None else "mechanism"
-        output.print_text(f"\nWritten to {output_file} ({kind}, {str(digest)[:16]}…)")
-    output.print_files(drawn)
 
 
 def _design_facts(result: Result) -> dict[str, str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import click
-import typer
+from typer import Argument, Option
 
 from antiphase.accounting.accountant import ADJACENCIES
 from antiphase.cli.errors import usage_error
@@ -74,45 +74,28 @@ def one_of(*words: str) -> Any:
     return click.Choice(words)
 
 
-MechanismFile = Annotated[Path, typer.Argument(help="A mechanism file.", show_default=False)]
-Epsilon = Annotated[
-    float | None,
-    typer.Option(help="Privacy budget ε of the whole training.", show_default=False),
-]
-Delta = Annotated[
-    float | None,
-    typer.Option(help="δ: well below one over the number of records.", show_default=False),
-]
-ClipNorm = Annotated[
-    float,
-    typer.Option("--clip", "--clip-norm", help="Norm to which each record's gradient is clipped."),
-]
+MechanismFile = Annotated[Path, Argument(help="A mechanism file.", show_default=False)]
+Epsilon = Annotated[float | None, Option(help="Privacy budget ε.", show_default=False)]
+Delta = Annotated[float | None, Option(help="δ, well below 1/records.", show_default=False)]
+ClipNorm = Annotated[float, Option("--clip", "--clip-norm", help="Norm gradients are clipped to.")]
 LearningRate = Annotated[
-    float, typer.Option("--lr", "--learning-rate", help="Learning rate; the first of a schedule.")
-]
-DataFolder = Annotated[
-    Path | None, typer.Option(help="Folder with the files of a data set known by name.")
+    float, Option("--lr", "--learning-rate", help="Learning rate; the first of a schedule.")
 ]
 DATA_HELP = "digits, mnist, fashion-mnist, cifar10; or your folder, .npz or .csv."
-Parameters = Annotated[
-    int,
-    typer.Option(help="Size of the model: for memory and time of the noise.", min=1),
-]
-Tolerance = Annotated[float, typer.Option(help="Certified gap at which designs stop.")]
-HtmlFile = Annotated[Path | None, typer.Option(help="Write a page that opens in any browser.")]
-FiguresFolder = Annotated[Path | None, typer.Option(help="Folder for figures, SVG and PNG.")]
+DataFolder = Annotated[Path | None, Option(help="Folder with the files of a known data set.")]
+Parameters = Annotated[int, Option(help="Number of model parameters.", min=1)]
+Tolerance = Annotated[float, Option(help="Certified gap at which designs stop.")]
+HtmlFile = Annotated[Path | None, Option(help="Write a page that opens in any browser.")]
+FiguresFolder = Annotated[Path | None, Option(help="Folder for figures, SVG and PNG.")]
 MechanismOptions = Annotated[
-    list[str] | None,
-    typer.Option("--option", help="Another option of the mechanism, as name=value."),
+    list[str] | None, Option("--option", help="Another option of the mechanism, as name=value.")
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print JSON to standard output, and nothing else there.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints.")]
+Json = Annotated[bool, Option("--json", help="Print JSON to standard output, nothing else.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress and no hints.")]
 
 
 @dataclass(frozen=True)
-class DisplayOptions:
+class Display:
     """What is printed."""
 
     as_json: Json = False
@@ -125,13 +108,11 @@ class DisplayOptions:
 
 
 @dataclass(frozen=True)
-class EpochOptions:
+class Epochs:
     """Length of the training."""
 
-    steps: Annotated[int, typer.Option(help="Number of steps.", min=1, show_default=False)]
-    epochs: Annotated[
-        int, typer.Option(help="How often each record takes part, in a fixed order.", min=1)
-    ] = 1
+    steps: Annotated[int, Option(help="Number of steps.", min=1, show_default=False)]
+    epochs: Annotated[int, Option(help="Epochs in a fixed order.", min=1)] = 1
 
     def participation(self) -> Participation:
         """Return the participation that the options describe."""
@@ -145,14 +126,11 @@ class EpochOptions:
 
 
 @dataclass(frozen=True)
-class ParticipationOptions(EpochOptions):
+class ParticipationPattern(Epochs):
     """Length of the training, with a fixed order or a minimum separation."""
 
     separation: Annotated[
-        int | None,
-        typer.Option(
-            help="Instead of a fixed order: minimum number of steps between participations.", min=1
-        ),
+        int | None, Option(help="Minimum separation of participations, for any order.", min=1)
     ] = None
 
     def participation(self) -> Participation:
@@ -163,16 +141,16 @@ class ParticipationOptions(EpochOptions):
 
 
 @dataclass(frozen=True)
-class OptimizerOptions:
+class Optimizer:
     """The optimizer, SGD."""
 
     lr: LearningRate = 1.0
-    schedule: Annotated[
-        str, typer.Option(help="Schedule of the learning rate.", click_type=one_of(*SCHEDULES))
-    ] = "constant"
-    momentum: Annotated[float, typer.Option(help="Momentum of SGD, below 1.", min=0.0)] = 0.0
-    nesterov: Annotated[bool, typer.Option("--nesterov", help="Nesterov momentum.")] = False
-    weight_decay: Annotated[float, typer.Option(help="Weight decay of SGD.", min=0.0)] = 0.0
+    schedule: Annotated[str, Option(help="Of the rate.", click_type=one_of(*SCHEDULES))] = (
+        "constant"
+    )
+    momentum: Annotated[float, Option(help="Momentum, below 1.", min=0.0)] = 0.0
+    nesterov: Annotated[bool, Option("--nesterov", help="Nesterov momentum.")] = False
+    weight_decay: Annotated[float, Option(help="Weight decay.", min=0.0)] = 0.0
 
     def __post_init__(self) -> None:
         if self.nesterov and not self.momentum:
@@ -181,12 +159,12 @@ class OptimizerOptions:
     def workload(self, steps: int) -> Workload:
         """Return the workload of that many steps."""
         shape = SCHEDULES[self.schedule]
-        constant = self.schedule == "constant"
+        rates: Any = self.lr
+        if self.schedule != "constant":
+            rates = [self.lr * shape(t / steps) for t in range(steps)]
         return Workload.sgd(
             steps,
-            learning_rates=self.lr
-            if constant
-            else [self.lr * shape(t / steps) for t in range(steps)],
+            learning_rates=rates,
             momentum=self.momentum,
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
@@ -194,7 +172,7 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True)
-class BudgetOptions:
+class Budget:
     """The privacy budget."""
 
     epsilon: Epsilon = None
@@ -213,12 +191,12 @@ class BudgetOptions:
 
 
 @dataclass(frozen=True)
-class CalibrationOptions(BudgetOptions):
+class Calibration(Budget):
     """The privacy budget, or the noise multiplier instead; and the clip norm."""
 
     noise_multiplier: Annotated[
         float | None,
-        typer.Option(help="Noise over sensitivity, instead of --epsilon.", show_default=False),
+        Option(help="Instead of --epsilon: noise over sensitivity.", show_default=False),
     ] = None
     clip: ClipNorm = 1.0
 
@@ -232,32 +210,29 @@ class CalibrationOptions(BudgetOptions):
         """Whether the noise multiplier is given, or follows from the options."""
         return self.epsilon is not None or self.noise_multiplier is not None
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of `antiphase.calibrate`."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "noise_multiplier": self.noise_multiplier,
+            "clip_norm": self.clip,
+        }
+
 
 @dataclass(frozen=True)
-class SamplingOptions:
+class BatchSampling:
     """Adjacency and the sampling of batches."""
 
     adjacency: Annotated[
-        str,
-        typer.Option(
-            help="How the neighbouring data set differs; add-remove is for Poisson batches.",
-            click_type=one_of(*ADJACENCIES),
-        ),
+        str, Option(help="Neighbouring data sets.", click_type=one_of(*ADJACENCIES))
     ] = "zero-out"
     sampler: Annotated[
         str | None,
-        typer.Option(
-            help="How batches are sampled; mechanisms with a proof for it are amplified.",
-            click_type=one_of(*AMPLIFYING),
-            show_default=False,
-        ),
+        Option(help="How batches are drawn.", click_type=one_of(*AMPLIFYING), show_default=False),
     ] = None
     sampling_rate: Annotated[
-        float | None,
-        typer.Option(
-            help="Probability of a record to be in a batch, for poisson and cyclic-poisson.",
-            show_default=False,
-        ),
+        float | None, Option(help="Of poisson and cyclic-poisson.", show_default=False)
     ] = None
 
     @property
@@ -287,6 +262,10 @@ class SamplingOptions:
                 "--adjacency add-remove is for Poisson batches: in a fixed order one record more "
                 "would shift all later batches. Take zero-out or replace-one"
             )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of `antiphase.calibrate`."""
+        return {"adjacency": self.adjacency, "sampling": self.scheme()}
 
 
 def parse_options(pairs: list[str] | None) -> dict[str, Any]:

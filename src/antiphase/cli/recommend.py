@@ -7,21 +7,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from antiphase import recommendation
-from antiphase.cli import output
+from antiphase.cli import options, output
 from antiphase.cli.errors import usage_error
-from antiphase.cli.options import (
-    BudgetOptions,
-    ClipNorm,
-    DisplayOptions,
-    EpochOptions,
-    OptimizerOptions,
-    Parameters,
-    Tolerance,
-    one_of,
-)
 from antiphase.cli.progress import candidates_bar
 from antiphase.comparison import Entry, Setting
 from antiphase.recommendation import Recommendation
@@ -32,34 +22,16 @@ from antiphase.theory.spectrum import Spectrum
 class LossOptions:
     """What is known of the loss."""
 
-    smoothness: Annotated[
-        float | None,
-        typer.Option(
-            help="A typical curvature of the loss: errors decay by 1 − lr·curvature a step."
-        ),
-    ] = None
+    smoothness: Annotated[float | None, Option(help="A typical curvature of the loss.")] = None
     spectrum: Annotated[
-        Path | None,
-        typer.Option(
-            help="Curvatures of the loss on public data: JSON, a list, or values and weights.",
-            metavar="FILE",
-        ),
+        Path | None, Option(help="Curvatures on public data, in JSON.", metavar="FILE")
     ] = None
     criterion: Annotated[
         str | None,
-        typer.Option(
-            help="With --spectrum: loss of the last iterate (default), or average over iterates.",
-            click_type=one_of("last", "average"),
-        ),
+        Option(help="The iterates that count.", click_type=options.one_of("last", "average")),
     ] = None
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="With --spectrum and --initial-gap: for learning rates.", min=1),
-    ] = None
-    initial_gap: Annotated[
-        float | None,
-        typer.Option(help="With --spectrum: loss to gain; for k classes at most log k."),
-    ] = None
+    batch_size: Annotated[int | None, Option(help="For learning rates.", min=1)] = None
+    initial_gap: Annotated[float | None, Option(help="Loss to gain, for learning rates.")] = None
 
     def __post_init__(self) -> None:
         if self.spectrum is None:
@@ -83,19 +55,21 @@ class LossOptions:
 
 def recommend(
     *,
-    length: EpochOptions,
-    budget: BudgetOptions,
-    poisson: Annotated[
-        bool, typer.Option("--poisson", help="Batches can be true Poisson samples.")
-    ] = False,
+    length: options.Epochs,
+    budget: options.Budget,
+    poisson: Annotated[bool, Option("--poisson", help="Allow Poisson batches.")] = False,
     loss: LossOptions,
-    clip: ClipNorm = 1.0,
-    optimizer: OptimizerOptions,
-    parameters: Parameters = 100_000,
-    tolerance: Tolerance = 1e-3,
-    display: DisplayOptions,
+    clip: options.ClipNorm = 1.0,
+    optimizer: options.Optimizer,
+    parameters: options.Parameters = 100_000,
+    tolerance: options.Tolerance = 1e-3,
+    display: options.Display,
 ) -> None:
     """Recommend a mechanism for a setting, with reasons. No private data are used.
+
+    What is known of the loss is either --smoothness, with which errors decay by 1 − lr·curvature
+    in every step, or --spectrum: a list of curvatures, or values and weights. With a spectrum,
+    --batch-size and --initial-gap (for k classes at most log k) give a range of learning rates.
 
     Example: antiphase recommend --steps 256 --epochs 4 --epsilon 8 --delta 1e-5
     """

@@ -5,20 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 import antiphase as ap
+from antiphase.cli import options
 from antiphase.cli.errors import usage_error
-from antiphase.cli.options import Delta, Json, MechanismFile
 
 
 def statement(
-    file: MechanismFile,
-    delta: Delta = None,
-    released: Annotated[
-        int | None, typer.Option(help="Number of rows released so far.", min=0)
-    ] = None,
-    as_json: Json = False,
+    file: options.MechanismFile,
+    delta: options.Delta = None,
+    released: Annotated[int | None, Option(help="Rows released so far.", min=0)] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Print the guarantee of a mechanism, in words or as JSON that can be checked.
 

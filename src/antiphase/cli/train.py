@@ -10,63 +10,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from antiphase import accounting
 from antiphase._util import files
 from antiphase._util.progress import ProgressReport
-from antiphase.cli import errors, output
+from antiphase.cli import errors, options, output
 from antiphase.cli.data import load_data
 from antiphase.cli.errors import usage_error
-from antiphase.cli.options import (
-    DATA_HELP,
-    MECHANISMS,
-    CalibrationOptions,
-    DataFolder,
-    DisplayOptions,
-    FiguresFolder,
-    HtmlFile,
-    LearningRate,
-    MechanismOptions,
-    OptimizerOptions,
-    one_of,
-    parse_options,
-    require_writable,
-    typed_command,
-)
 from antiphase.cli.progress import progress_bar
+from antiphase.reporting import page, training_report
+from antiphase.reporting.training_report import mean_accuracy, standard_error
 from antiphase.statement import PrivacyStatement, rounded_up
 
 if TYPE_CHECKING:
     from antiphase.torch.training import Outcome, Recipe
 
+CLIPPING_MODES = ("hooks", "functorch", "ghost")
+
 
 @dataclass(frozen=True)
-class TrainingOptimizerOptions(OptimizerOptions):
+class TrainingOptimizer(options.Optimizer):
     """The optimizer, SGD, with the default learning rate of training."""
 
-    lr: LearningRate = 0.5
+    lr: options.LearningRate = 0.5
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """The model, its inputs, and how its gradients are clipped."""
 
-    model: Annotated[str, typer.Option(help="logistic, mlp, cnn, or module:function.")] = "logistic"
+    model: Annotated[str, Option(help="logistic, mlp, cnn, or module:function.")] = "logistic"
     inputs: Annotated[
         str,
-        typer.Option(
-            help="range: as they are; standard: by public mean and deviation.",
-            click_type=one_of("range", "standard"),
+        Option(
+            help="As they are, or standardised.", click_type=options.one_of("range", "standard")
         ),
     ] = "range"
     mode: Annotated[
-        str,
-        typer.Option(
-            "--mode",
-            help="How gradients are clipped.",
-            click_type=one_of("hooks", "functorch", "ghost"),
-        ),
+        str, Option(help="Of clipping.", click_type=options.one_of(*CLIPPING_MODES))
     ] = "hooks"
 
 
@@ -74,17 +56,11 @@ class ModelOptions:
 class TrialOptions:
     """How many trainings, with which seeds, and where their state is kept."""
 
-    trials: Annotated[int, typer.Option(help="Number of trainings, each with its seed.", min=1)] = 1
-    seed: Annotated[
-        int, typer.Option(help="For initial weights and order, never for the noise.", min=0)
-    ] = 0
-    insecure_noise: Annotated[
-        int | None, typer.Option(help="A seed for the noise: repeatable, but not private.")
-    ] = None
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints and the noise key.")
-    ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in that folder.")] = False
+    trials: Annotated[int, Option(help="Trainings, with successive seeds.", min=1)] = 1
+    seed: Annotated[int, Option(help="For weights and order, not the noise.", min=0)] = 0
+    insecure_noise: Annotated[int | None, Option(help="Seed for noise: not private.")] = None
+    checkpoint: Annotated[Path | None, Option(help="Folder for checkpoints and key.")] = None
+    resume: Annotated[bool, Option("--resume", help="Resume the run in that folder.")] = False
 
     def require_consistent_folder(self) -> None:
         """Refuse to overwrite a run, or to resume one that does not exist."""
@@ -114,41 +90,40 @@ class TrialOptions:
 
 def train(
     *,
-    data: Annotated[str, typer.Option(help=DATA_HELP)],
-    epochs: Annotated[int, typer.Option(help="How often each example takes part.", min=1)] = 1,
-    batch_size: Annotated[int, typer.Option(help="Examples per step.", min=1)] = 64,
+    data: Annotated[str, Option(help=options.DATA_HELP)],
+    epochs: Annotated[int, Option(help="Number of epochs.", min=1)] = 1,
+    batch_size: Annotated[int, Option(help="Examples per step.", min=1)] = 64,
     mechanism: Annotated[
         str,
-        typer.Option(
-            help="As in design; dp-sgd: Poisson batches; none: no privacy.",
-            click_type=one_of("none", *MECHANISMS),
+        Option(
+            help="As in design; or none, for no privacy.",
+            click_type=options.one_of("none", *options.MECHANISMS),
             metavar="NAME",
         ),
     ] = "dp-mf+",
-    option: MechanismOptions = None,
-    fixed_order: Annotated[
-        bool, typer.Option("--fixed-order", help="dp-sgd without Poisson batches.")
-    ] = False,
-    calibration: CalibrationOptions,
+    option: options.MechanismOptions = None,
+    fixed_order: Annotated[bool, Option("--fixed-order", help="dp-sgd in fixed order.")] = False,
+    calibration: options.Calibration,
     architecture: ModelOptions,
-    optimizer: TrainingOptimizerOptions,
+    optimizer: TrainingOptimizer,
     run: TrialOptions,
-    folder: DataFolder = None,
-    weights: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File for the weights, .safetensors.")
-    ] = None,
-    html: HtmlFile = None,
-    figures: FiguresFolder = None,
-    display: DisplayOptions,
+    folder: options.DataFolder = None,
+    weights: Annotated[Path | None, Option("--output", "-o", help="File for weights.")] = None,
+    html: options.HtmlFile = None,
+    figures: options.FiguresFolder = None,
+    display: options.Display,
 ) -> None:
     """Train a model with differential privacy and print its privacy statement.
+
+    dp-sgd uses Poisson batches unless --fixed-order is given. Inputs are standardised by public
+    constants. Weights are written as .safetensors.
 
     Example: antiphase train --data digits --epochs 4 --epsilon 8 --delta 1e-4
     """
     _require_budget(mechanism, calibration)
     if weights is not None and run.trials > 1:
         raise usage_error(f"--output is for one model, and there are {run.trials} trials")
-    require_writable(weights, html)
+    options.require_writable(weights, html)
     run.require_consistent_folder()
     from antiphase.torch.training import Recipe
 
@@ -157,7 +132,7 @@ def train(
         batch_size=batch_size,
         learning_rate=optimizer.lr,
         mechanism=mechanism,
-        options=parse_options(option),
+        options=options.parse_options(option),
         poisson=not fixed_order,
         epsilon=calibration.epsilon,
         noise_multiplier=calibration.noise_multiplier,
@@ -188,7 +163,7 @@ def train(
         _report_interruption(len(outcomes), run)
 
 
-def _require_budget(mechanism: str, calibration: CalibrationOptions) -> None:
+def _require_budget(mechanism: str, calibration: options.Calibration) -> None:
     """Refuse a training whose privacy is not determined."""
     if mechanism == "none":
         if calibration.given:
@@ -252,14 +227,12 @@ def _write_files(
     outcomes: list[Outcome], weights: Path | None, html: Path | None, figures_folder: Path | None
 ) -> list[Path]:
     written: list[Path] = []
-    if figures_folder is not None or html is not None:
-        from antiphase.reporting import figures, page, training_report
+    if figures_folder is not None:
+        from antiphase.reporting import figures
 
-        curves = training_report.curves(outcomes)
-        if figures_folder is not None:
-            written += figures.draw(figures_folder / "training", curves)
-        if html is not None:
-            written.append(page.write(html, training_report.page(outcomes, typed_command())))
+        written += figures.draw(figures_folder / "training", training_report.curves(outcomes))
+    if html is not None:
+        written.append(page.write(html, training_report.page(outcomes, options.typed_command())))
     if weights is not None:
         from safetensors.torch import save
 
@@ -269,8 +242,6 @@ def _write_files(
 
 
 def _to_dict(outcomes: list[Outcome]) -> dict[str, Any]:
-    from antiphase.reporting.training_report import mean_accuracy, standard_error
-
     return {
         "trials": [outcome.to_dict() for outcome in outcomes],
         "accuracy": mean_accuracy(outcomes) if outcomes else None,
@@ -279,8 +250,6 @@ def _to_dict(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def _print(outcomes: list[Outcome], data: str) -> None:
-    from antiphase.reporting.training_report import label, mean_accuracy, standard_error
-
     first = outcomes[0]
     rows = [
         [
@@ -293,7 +262,7 @@ def _print(outcomes: list[Outcome], data: str) -> None:
         for outcome in outcomes
     ]
     headings = ("seed", "test accuracy", "test loss", "steps", "time")
-    title = f"{label(first)} on {data}"
+    title = f"{training_report.label(first)} on {data}"
     output.print_table(output.number_table(*headings, title=title, rows=rows))
     error = standard_error(outcomes)
     if error is not None:
@@ -303,10 +272,11 @@ def _print(outcomes: list[Outcome], data: str) -> None:
         output.print_text("Not private: trained without clipping and noise.")
         return
     print(first.statement)
-    if len(outcomes) > 1:
+    count = len(outcomes)
+    if count > 1:
         output.print_text(
-            f"That holds for each trial alone; if all {len(outcomes)} are released, they are "
-            f"together ({_epsilon_of_all(first.statement, len(outcomes))}, {first.delta:g})-differentially private."
+            f"That holds for each trial alone; all {count} together are "
+            f"({_epsilon_of_all(first.statement, count)}, {first.delta:g})-differentially private."
         )
 
 

@@ -7,25 +7,21 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
+from typer import Option
 
 import antiphase as ap
 from antiphase import verification
-from antiphase.cli import errors, output
-from antiphase.cli.options import Delta, DisplayOptions, MechanismFile
+from antiphase.cli import errors, options, output
 from antiphase.cli.progress import progress_bar
 
 
 def verify(
-    file: MechanismFile,
+    file: options.MechanismFile,
     *,
-    statement: Annotated[
-        Path | None, typer.Option("--statement", help="A statement in JSON that must match it.")
-    ] = None,
-    delta: Delta = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Compute the bound again, too: may take long.")
-    ] = False,
-    display: DisplayOptions,
+    statement: Annotated[Path | None, Option(help="A statement in JSON to check.")] = None,
+    delta: options.Delta = None,
+    full: Annotated[bool, Option("--full", help="Compute the bound again, too.")] = False,
+    display: options.Display,
 ) -> None:
     """Verify a mechanism file: compute sensitivity, noise and ε again, by other methods.
 

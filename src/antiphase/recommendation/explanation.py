@@ -54,10 +54,7 @@ def reasons(
 
 
 def _main_reason(
-    comparison: Comparison,
-    best: Entry,
-    noise: Mapping[str, float],
-    gains: Sequence[Gain] | None,
+    comparison: Comparison, best: Entry, noise: Mapping[str, float], gains: Sequence[Gain] | None
 ) -> list[str]:
     base = comparison.base
     assert base is not None
@@ -132,10 +129,7 @@ def worst_case_assumptions(damping: float | None, poisson: bool) -> list[str]:
 
 
 def spectrum_assumptions(
-    criterion: QuadraticCriterion,
-    poisson: bool,
-    designs: int,
-    initial_gap: float | None,
+    criterion: QuadraticCriterion, poisson: bool, designs: int, initial_gap: float | None
 ) -> list[str]:
     """Assumptions of a recommendation from a spectrum.
 

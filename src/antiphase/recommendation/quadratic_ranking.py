@@ -136,10 +136,7 @@ class RankedDesign:
 
 
 def rank(
-    setting: Setting,
-    criterion: QuadraticCriterion,
-    tolerance: float,
-    report: Callable[[str], None],
+    setting: Setting, criterion: QuadraticCriterion, tolerance: float, report: Callable[[str], None]
 ) -> tuple[list[RankedDesign], dict[str, str]]:
     """Design and score every candidate for a setting.
 
