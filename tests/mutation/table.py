@@ -83,6 +83,7 @@ TESTS = {
 LEFT_OUT = {  # of torch/, and why
     "torch/__init__.py": "imports only",
     "torch/distributed.py": "its tests start processes",
+    "torch/sharding.py": "its tests start processes",
     "torch/run_directory.py": "where runs are kept; no guarantee rests on it",
     "torch/huggingface.py": "an extra, with tests of its own environment",
     "torch/lightning.py": "an extra, with tests of its own environment",

@@ -26,7 +26,8 @@ import antiphase as ap
 from antiphase.errors import StateError
 from antiphase.noise.stream import NoiseStream
 from antiphase.torch.batch_selection import FixedOrderBatches, fixed_order_loader
-from antiphase.torch.distributed import Group, ShardedNoise, rows_of
+from antiphase.torch.distributed import Group
+from antiphase.torch.sharding import ShardedNoise, rows_of
 from tests.torch.setting import Training, data
 from tests.warm import Script
 

@@ -10,9 +10,9 @@ import torch
 from antiphase._util import files
 from antiphase.errors import FileFormatError, KeyFileError, ParticipationError, StateError
 from antiphase.factorizations.base import MALFORMED
-from antiphase.torch import distributed
 from antiphase.torch.batch_selection import OURS, FixedOrderBatches, Recorded
 from antiphase.torch.release import Release
+from antiphase.torch.sharding import is_shard
 from antiphase.torch.tensor_packing import pack, unpack, with_arrays, with_tensors
 from antiphase.torch.user_warnings import warn
 from antiphase.torch.wrapping import PrivateTraining
@@ -94,7 +94,7 @@ def load(
         if content["what"] != "checkpoint":
             raise FileFormatError(f"{path}: holds a {content['what']!r}, not a checkpoint")
         tensors = content["tensors"]
-        like = next(filter(distributed.is_shard, module.parameters()), None)
+        like = next(filter(is_shard, module.parameters()), None)
 
         def restored(name: str) -> Any:
             return unpack(content[name], tensors, like)

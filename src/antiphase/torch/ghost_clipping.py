@@ -21,7 +21,6 @@ from torch import nn
 
 from antiphase.errors import AntiphaseWarning, PerExampleGradientError, SettingsError
 from antiphase.torch.clipping import clip_factors, group_size, pass_of, size_of
-from antiphase.torch.distributed import as_shard, is_shard, rows_of
 from antiphase.torch.gradient_terms import RowBuffers, Rows, Term, bound_of, formed_term, merged
 from antiphase.torch.private_optimizer import (
     SCALED_LOSS,
@@ -30,6 +29,7 @@ from antiphase.torch.private_optimizer import (
     PrivateStep,
 )
 from antiphase.torch.recorder import Contribution, ForwardPass, Recorder
+from antiphase.torch.sharding import as_shard, is_shard, rows_of
 
 Tensor = torch.Tensor
 

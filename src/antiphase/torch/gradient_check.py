@@ -20,11 +20,12 @@ from torch.utils import _pytree as pytree
 
 from antiphase.errors import AntiphaseWarning, ModelChangedError, PerExampleGradientError
 from antiphase.torch.clipping import example_norms, flat
-from antiphase.torch.distributed import is_shard, plain
+from antiphase.torch.distributed import plain
 from antiphase.torch.earlier_runs import same_randomness
 from antiphase.torch.ghost_clipping import gradients_and_bounds
 from antiphase.torch.model_state_check import changed_by
 from antiphase.torch.recorder import tensors_in
+from antiphase.torch.sharding import is_shard
 
 Tensor = torch.Tensor
 EXAMPLES = 4

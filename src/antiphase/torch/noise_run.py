@@ -11,8 +11,10 @@ from antiphase.ledger.write_ahead import WriteAheadLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.noise.stream import NoiseStream
-from antiphase.torch import distributed, earlier_runs
+from antiphase.torch import earlier_runs
 from antiphase.torch.batch_selection import StepCounter
+from antiphase.torch.distributed import Group
+from antiphase.torch.sharding import ShardedNoise
 from antiphase.torch.user_warnings import warn
 
 Row = dict[str, np.ndarray[Any, Any]]
@@ -40,7 +42,7 @@ class NoiseRun:
         key: Key,
         shapes: dict[str, tuple[int, ...]],
         *,
-        group: distributed.Group,
+        group: Group,
         memory: str | int = "2GB",
         data: str | None = None,
         steps: StepCounter | None = None,
@@ -50,7 +52,7 @@ class NoiseRun:
         self._memory = memory
         self._run: str | None = None
         self._releases = 0
-        self._stream: NoiseStream | distributed.ShardedNoise | None = None
+        self._stream: NoiseStream | ShardedNoise | None = None
         self._foreign_runs = 0  # runs under other keys: all of each may have been released
 
     @property

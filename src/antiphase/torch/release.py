@@ -13,9 +13,9 @@ from antiphase.errors import HorizonError, ParticipationError, StateError
 from antiphase.ledger.participation import ParticipationLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
-from antiphase.torch import distributed
 from antiphase.torch.batch_selection import Recorded
 from antiphase.torch.noise_run import NoiseRun
+from antiphase.torch.sharding import is_shard, local_part
 
 Tensor = torch.Tensor
 
@@ -80,7 +80,7 @@ class Release(NoiseRun):
         """
         self._refuse_step()
         indices = self._examples_of_step(examples)
-        parts = [self.group.part(total.detach()) for total in sums]
+        parts = [local_part(total.detach()) for total in sums]
         # PRIVACY: noise is float32; digits of a float64 sum below that would have no noise.   [G16]
         parts = [total.to(torch.float32) for total in parts]
         arrays = [total.cpu().contiguous().numpy() for total in parts]
@@ -159,7 +159,7 @@ class Release(NoiseRun):
 
 
 def _divided(total: Tensor, divisor: float) -> Tensor:
-    if total.device.type != "cpu" or distributed.is_shard(total):
+    if total.device.type != "cpu" or is_shard(total):
         return total.div_(divisor)
     array = total.numpy()
     array /= array.dtype.type(divisor)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from antiphase.torch import distributed
+from antiphase.torch.sharding import as_shard, is_shard
 
 
 def pack(item: Any, tensors: dict[str, Any]) -> Any:
@@ -16,7 +16,7 @@ def pack(item: Any, tensors: dict[str, Any]) -> Any:
     Raises:
         TypeError: if a value is of a type that only running code could restore.
     """
-    if distributed.is_shard(item):
+    if is_shard(item):
         return {"$": "shard", "shape": list(item.shape), "part": pack(item.to_local(), tensors)}
     if isinstance(item, torch.Tensor | np.ndarray):
         return _pack_tensor(item, tensors)
@@ -66,7 +66,7 @@ def unpack(item: Any, tensors: dict[str, Any], like: Any = None) -> Any:
         tensor = torch.from_numpy(np.array(array))
         return tensor.view(torch.bfloat16) if item["type"] == "bfloat16" else tensor
     if kind == "shard":
-        return distributed.as_shard(unpack(item["part"], tensors, like), like, item["shape"])
+        return as_shard(unpack(item["part"], tensors, like), like, item["shape"])
     if kind == "float":
         return float(item["value"])
     if kind == "dict":
