@@ -35,7 +35,7 @@ from antiphase.recommendation import recommend
 from antiphase.reporting import charts, figures
 from antiphase.theory.spectrum import Spectrum
 from antiphase.torch.batch_selection import FixedOrderBatches
-from antiphase.torch.training import torch_generator
+from antiphase.torch.secret_generator import torch_generator
 from experiments.accuracies import differences, key, mean, over_budgets
 from experiments.linear_training import Batches, Examples, Matrix, train
 from experiments.runner import Cell, Result, Results, Table

@@ -24,9 +24,9 @@ from antiphase.data import Dataset, Split
 from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import calibrate
 from antiphase.noise.key import Key
-from antiphase.torch.models import model
+from antiphase.torch.in_memory import InMemoryDataset, accuracy_and_loss
+from antiphase.torch.models import build_model
 from antiphase.torch.privacy_engine import PrivacyEngine
-from antiphase.torch.training import Table, score
 
 MAX_EVALUATED = 5000  # training examples, the first ones, on which the training error is measured
 
@@ -63,8 +63,8 @@ def train(settings: Settings, factorization: Factorization, dataset: Dataset) ->
     """Train for the steps of the factorization; the result depends on ``settings.seed`` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.seed)
-        net = model(settings.model, dataset.shape, len(dataset.classes))
-    table = Table(dataset, dataset.train, "standard")
+        net = build_model(settings.model, dataset.shape, len(dataset.classes))
+    table = InMemoryDataset(dataset, dataset.train, "standard")
     batches = SubsampledBatches(len(table), settings)
     module, optimizer, loader = _private(settings, factorization, net, table, batches)
     criterion, began = nn.CrossEntropyLoss(), time.perf_counter()
@@ -83,8 +83,8 @@ def train(settings: Settings, factorization: Factorization, dataset: Dataset) ->
         return Trained(chance, 1 - chance, False, seconds)
     first = slice(MAX_EVALUATED)
     evaluated = Split(dataset.train.inputs[first], dataset.train.targets[first])
-    accuracy, _ = score(net, Table(dataset, dataset.test, "standard"))
-    training_accuracy, _ = score(net, Table(dataset, evaluated, "standard"))
+    accuracy, _ = accuracy_and_loss(net, InMemoryDataset(dataset, dataset.test, "standard"))
+    training_accuracy, _ = accuracy_and_loss(net, InMemoryDataset(dataset, evaluated, "standard"))
     return Trained(accuracy, 1 - training_accuracy, True, seconds)
 
 
@@ -92,7 +92,7 @@ def _private(
     settings: Settings,
     factorization: Factorization,
     net: nn.Module,
-    table: Table,
+    table: InMemoryDataset,
     batches: SubsampledBatches,
 ) -> tuple[Any, Any, Any]:
     """Make the training private by the engine.

@@ -14,7 +14,8 @@ from antiphase import __version__, data
 from antiphase._util import files
 from antiphase._util.progress import Progress, ProgressReport
 from antiphase.reporting import charts, page
-from antiphase.torch.training import Outcome, Recipe, train
+from antiphase.torch.recipe import Outcome, Recipe
+from antiphase.torch.training import train
 
 TITLE = "Handwritten digits, logistic regression, with differential privacy"
 DELTA = 1e-4  # well below one over 1,436 examples

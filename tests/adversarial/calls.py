@@ -30,7 +30,7 @@ from antiphase.torch import (
     PrivacyEngine,
     batch_sampler_for,
 )
-from antiphase.torch.training import Recipe
+from antiphase.torch.recipe import Recipe
 from antiphase.verification import verify
 
 PACKAGE = Path(ap.__file__).parent

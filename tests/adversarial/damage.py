@@ -32,7 +32,8 @@ from antiphase import data
 from antiphase._util import files
 from antiphase.errors import AntiphaseError
 from antiphase.theory.spectrum import Spectrum
-from antiphase.torch.training import Recipe, train
+from antiphase.torch.recipe import Recipe
+from antiphase.torch.training import train
 from antiphase.verification import read_statement, verify
 from tests.adversarial.calls import TookTooLongError, is_ours, limited, peak
 from tests.federated import setting as federated

@@ -11,9 +11,10 @@ from antiphase import data
 from antiphase.comparison import Setting
 from antiphase.errors import DataError
 from antiphase.recommendation import recommend
-from antiphase.torch.models import model
+from antiphase.torch.models import build_model
+from antiphase.torch.recipe import Recipe
 from antiphase.torch.spectrum import spectrum
-from antiphase.torch.training import Recipe, train
+from antiphase.torch.training import train
 
 pytestmark = [pytest.mark.issue(8), pytest.mark.long, pytest.mark.study]
 
@@ -39,7 +40,7 @@ def estimated():
     public = loaded("fashion-mnist").train
     some = np.random.default_rng(0).permutation(len(public))[:2000]
     inputs, targets = torch.from_numpy(public.inputs[some]), torch.from_numpy(public.targets[some])
-    net = model("logistic", (1, 28, 28), 10)
+    net = build_model("logistic", (1, 28, 28), 10)
     return spectrum(
         net, torch.nn.CrossEntropyLoss(), inputs, targets, clip_norm=TRAINING["clip_norm"], seed=0
     )

@@ -6,7 +6,8 @@ import pytest
 
 from antiphase import data
 from antiphase.errors import DataError
-from antiphase.torch.training import Recipe, train
+from antiphase.torch.recipe import Recipe
+from antiphase.torch.training import train
 
 pytestmark = [pytest.mark.issue(7), pytest.mark.long]
 

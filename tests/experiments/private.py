@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from antiphase.torch import PrivacyEngine
 from antiphase.torch.batch_selection import FixedOrderBatches
-from antiphase.torch.training import torch_generator
+from antiphase.torch.secret_generator import torch_generator
 from experiments import linear_training, mnist
 
 

@@ -8,7 +8,7 @@ import torch
 
 import antiphase as ap
 from antiphase.data import Dataset, Split
-from antiphase.torch.training import Table
+from antiphase.torch.in_memory import InMemoryDataset
 from experiments import subsampled_training
 from experiments.subsampled_training import Settings, SubsampledBatches, train
 
@@ -63,7 +63,7 @@ def test_poisson_batches_have_the_sizes_of_poisson_batches():
 def test_the_noise_is_the_whole_batchs(images, subsample):
     """In the mean gradient every coordinate has the deviation (noise multiplier)·(clip norm)/(batch size)."""
     settings = dataclasses.replace(SETTINGS, subsample=subsample, noise_multiplier=1000.0)
-    table = Table(images, images.train, "standard")
+    table = InMemoryDataset(images, images.train, "standard")
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 100, bias=False))
     f = ap.design("dp-sgd", steps=4)
     module, optimizer, loader = subsampled_training._private(

@@ -91,7 +91,11 @@ LEFT_OUT = {  # of torch/, and why
     "torch/user_warnings.py": "where warnings point to; no guarantee rests on it",
     "torch/models.py": "models of the demo and the studies",
     "torch/spectrum.py": "used by `recommend`, on data that are public",
+    "torch/in_memory.py": "data in memory, for the commands' training loop",
+    "torch/recipe.py": "choices of the commands' training loop",
+    "torch/secret_generator.py": "for studies and the commands; its test compares whole states",
     "torch/training.py": "the commands' training loop; what it promises is the engine's",
+    "torch/training_run.py": "the commands' training loop; what it promises is the engine's",
 }
 
 

@@ -12,9 +12,11 @@ from torch import nn
 
 from antiphase import Key, data
 from antiphase.errors import FileFormatError, StateError
-from antiphase.torch import training
-from antiphase.torch.models import model
-from antiphase.torch.training import Recipe, torch_generator, train
+from antiphase.torch import training_run
+from antiphase.torch.models import build_model
+from antiphase.torch.recipe import Recipe
+from antiphase.torch.secret_generator import torch_generator
+from antiphase.torch.training import train
 
 
 def dataset(size=400):
@@ -210,7 +212,7 @@ def test_generators_of_torch_have_their_whole_state_from_the_key():
 def test_neither_noise_nor_samples_of_dp_sgd_follow_the_seed(monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        training, "_collate", lambda batch: drawn.append(batch[1].tolist()) or batch
+        training_run, "collate", lambda batch: drawn.append(batch[1].tolist()) or batch
     )
     wanted = recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0)
     first = train(wanted, DIGITS, seed=1)
@@ -391,13 +393,13 @@ def test_another_run_is_refused_and_nothing_overwritten(tmp_path):
 
 
 def test_the_network_fits_every_image():
-    assert sum(p.numel() for p in model("cnn", (3, 32, 32), 10).parameters()) == 550_570
+    assert sum(p.numel() for p in build_model("cnn", (3, 32, 32), 10).parameters()) == 550_570
     for shape in [(1, 28, 28), (1, 8, 8), (3, 5, 9), (1, 1, 1), (2, 64, 48)]:
-        assert model("cnn", shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
+        assert build_model("cnn", shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
     for name in ("logistic", "mlp"):
-        assert model(name, (12,), 3)(torch.zeros(2, 12)).shape == (2, 3)
+        assert build_model(name, (12,), 3)(torch.zeros(2, 12)).shape == (2, 3)
     with pytest.raises(ValueError, match=r"images .* shape \(12,\)"):
-        model("cnn", (12,), 3)
+        build_model("cnn", (12,), 3)
 
 
 def test_models_of_the_user(tmp_path, monkeypatch):

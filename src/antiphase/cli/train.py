@@ -24,7 +24,7 @@ from antiphase.reporting.training_report import mean_accuracy, standard_error
 from antiphase.statement import PrivacyStatement, rounded_up
 
 if TYPE_CHECKING:
-    from antiphase.torch.training import Outcome, Recipe
+    from antiphase.torch.recipe import Outcome, Recipe
 
 CLIPPING_MODES = ("hooks", "functorch", "ghost")
 
@@ -125,7 +125,7 @@ def train(
         raise usage_error(f"--output is for one model, and there are {run.trials} trials")
     options.require_writable(weights, html)
     run.require_consistent_folder()
-    from antiphase.torch.training import Recipe
+    from antiphase.torch.recipe import Recipe
 
     recipe = Recipe(
         epochs=epochs,

@@ -12,7 +12,7 @@ from antiphase.reporting import charts
 from antiphase.reporting.page import Cell, Column, Grid, Page, version_and_time
 
 if TYPE_CHECKING:
-    from antiphase.torch.training import Outcome
+    from antiphase.torch.recipe import Outcome
 
 
 def mean_accuracy(outcomes: Sequence[Outcome]) -> float:

@@ -1,4 +1,4 @@
-"""The folder of a training: what the run is, its key and how it fared; the checkpoint itself is the engine's."""
+"""The directory of a training: its identity, its key, and the accuracies seen so far."""
 
 from __future__ import annotations
 
@@ -12,71 +12,90 @@ from antiphase.factorizations.base import MALFORMED
 from antiphase.noise.key import Key
 
 
-def refuse_another_run(folder: Path, resume: bool, identity: dict[str, Any]) -> None:
-    """Raise unless the folder is empty, or with ``resume`` holds this very run."""
+def refuse_another_run(directory: Path, resume: bool, identity: dict[str, Any]) -> None:
+    """Refuse a directory that is not empty, or with ``resume`` one of another run.
+
+    Args:
+        directory: of the run.
+        resume: whether to go on with the run in it.
+        identity: choices, data and seeds of this run.
+
+    Raises:
+        FileExistsError: if the directory is not empty.
+        FileNotFoundError: if there is no run to resume.
+        FileFormatError: if the description of the run is damaged.
+        ValueError: if the run is another one.
+    """
     if not resume:
-        if folder.exists() and any(folder.iterdir()):
+        if directory.exists() and any(directory.iterdir()):
             raise FileExistsError(
-                f"{folder}: is not empty. Go on with its run: resume=True; or give another folder"
+                f"{directory}: is not empty. Go on with its run: resume=True; or give another "
+                "folder"
             )
         return
-    if not (folder / "run.json").exists():
+    path = directory / "run.json"
+    if not path.exists():
         raise FileNotFoundError(
-            f"{folder}: there is no run to go on with; leave resume out to begin one"
+            f"{directory}: there is no run to go on with; leave resume out to begin one"
         )
-    found = _kept(folder / "run.json", "Put it back as it was")
-    names = [*identity, *(found.keys() - identity.keys())]
-    other = [
-        f"{n} was {found.get(n)!r}, is {identity.get(n)!r}"
-        for n in names
-        if found.get(n) != identity.get(n)
+    stored = _read_json(path, "Put it back as it was")
+    differences = [
+        f"{name} was {stored.get(name)!r}, is {identity.get(name)!r}"
+        for name in identity | stored
+        if stored.get(name) != identity.get(name)
     ]
-    if other:
-        raise ValueError(f"{folder}: holds another run: {'; '.join(other)}. Nothing was changed")
+    if differences:
+        raise ValueError(
+            f"{directory}: holds another run: {'; '.join(differences)}. Nothing was changed"
+        )
 
 
-def _kept(path: Path, remedy: str) -> dict[str, Any]:
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-        raise ValueError(f"a {type(found).__name__}")
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(
-            f"{path}: is damaged ({error}). Nothing was changed. {remedy}"
-        ) from error
+def create(directory: Path, key: Key, identity: dict[str, Any]) -> None:
+    """Write the identity of a run and its key, unless they are there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if not (directory / "run.json").exists():
+        files.write_bytes(directory / "run.json", json.dumps(identity, indent=2).encode())
+    if key.path is None and not key.is_insecure:
+        key.save(directory / "key")
 
 
-def curve(path: Path) -> tuple[list[tuple[int, float, float]], float]:
-    """The accuracies seen so far, and the seconds taken; none if they were deleted, for no step needs them."""
+def load_or_generate_key(directory: Path | None, insecure_noise: int | None) -> Key:
+    """The key of a guessable seed, that of the directory, or a new one."""
+    if insecure_noise is not None:
+        return Key.insecure(insecure_noise)
+    if directory is not None and (directory / "key").exists():
+        return Key.load(directory / "key")
+    return Key.generate()
+
+
+def read_curve(path: Path) -> tuple[list[tuple[int, float, float]], float]:
+    """(step, accuracy, loss) so far, and the seconds taken; empty if the file was deleted.
+
+    Raises:
+        FileFormatError: if the file is damaged.
+    """
     if not path.exists():
         return [], 0.0
     remedy = "Delete it to go on without the accuracies seen so far"
-    kept = _kept(path, remedy)
+    stored = _read_json(path, remedy)
     try:
         points = [
-            (int(step), float(accuracy), float(loss)) for step, accuracy, loss in kept["curve"]
+            (int(step), float(accuracy), float(loss)) for step, accuracy, loss in stored["curve"]
         ]
-        return points, float(kept["seconds"])
+        return points, float(stored["seconds"])
     except MALFORMED as error:
-        raise FileFormatError(
-            f"{path}: is damaged ({error}). Nothing was changed. {remedy}"
-        ) from error
+        raise _damaged(path, error, remedy) from error
 
 
-def begin(folder: Path, secret: Key, identity: dict[str, Any]) -> None:
-    """Write down what the run is, and its key, where that is not done yet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "run.json").exists():
-        files.write_bytes(folder / "run.json", json.dumps(identity, indent=2).encode())
-    if secret.path is None and not secret.is_insecure:
-        secret.save(folder / "key")
+def _read_json(path: Path, remedy: str) -> dict[str, Any]:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            return content
+        raise ValueError(f"a {type(content).__name__}")
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, error, remedy) from error
 
 
-def key(folder: Path | None, insecure_noise: int | None) -> Key:
-    """That of a guessable seed, of the folder, or a new one."""
-    if insecure_noise is not None:
-        return Key.insecure(insecure_noise)
-    if folder is not None and (folder / "key").exists():
-        return Key.load(folder / "key")
-    return Key.generate()
+def _damaged(path: Path, error: Exception, remedy: str) -> FileFormatError:
+    return FileFormatError(f"{path}: is damaged ({error}). Nothing was changed. {remedy}")
