@@ -29,7 +29,7 @@ def padded(parameters: int) -> int:
 
 def kept_bytes(mechanism: Mechanism, parameters: int) -> int:
     """What the noise keeps from step to step: seen at a small model, for it is proportional."""
-    from antiphase.noise.stream import engine_for
+    from antiphase.noise.generators import engine_for
 
     whole, width = padded(parameters), min(padded(parameters), MEASURED)
     needed = (
@@ -43,13 +43,11 @@ def kept_bytes(mechanism: Mechanism, parameters: int) -> int:
 
 
 def _is_regenerated(mechanism: Mechanism) -> bool:
-    from antiphase.noise.generators import Regenerated
+    from antiphase.noise.generators import engine_for
     from antiphase.noise.normals import CHUNK
-    from antiphase.noise.stream import engine_for
 
-    return isinstance(
-        engine_for(mechanism.factorization, mechanism.noise_scale, CHUNK, 1 << 60), Regenerated
-    )
+    engine = engine_for(mechanism.factorization, mechanism.noise_scale, CHUNK, 1 << 60)
+    return engine.regenerates
 
 
 def seconds_a_row(mechanism: Mechanism, parameters: int, memory: int) -> float:

@@ -167,7 +167,7 @@ def test_the_recurrence_and_the_dense_formula(shown):
         f = ap.design(name, steps=1000, buffers="exact", **options)
         scaled = ap.Workload.sgd(1000, learning_rates=gamma)
         dense = quadratic.dense_variances(f, scaled, spectrum)
-        streamed = quadratic.streamed_variances(quadratic.segments(f), scaled, spectrum)
+        streamed = quadratic.streamed_variances(f.as_stream(), scaled, spectrum)
         worst = max(worst, np.abs(streamed / dense - 1).max())
     seconds = []
     for steps in (10_000, 40_000):

@@ -23,7 +23,7 @@ def random_columns(seed=0, bands=P):
 @pytest.mark.parametrize("bands", [1, 4, T])
 def test_columns_are_those_of_the_matrix(rows, bands):
     f = Banded("b", ap.Workload.sgd(T), Average(), ap.once(), random_columns(bands=bands))
-    dense, ours = DenseColumns(f.encoder()[:rows, :rows]), f._columns(rows)
+    dense, ours = DenseColumns(f.encoder()[:rows, :rows]), f.encoder_columns(rows)
     every = np.arange(dense.steps)
     np.testing.assert_allclose(ours.squared_norms(), dense.squared_norms(), atol=1e-13)
     np.testing.assert_allclose(ours.gram(every), dense.gram(every), atol=1e-13)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.factorizations.streaming import Segment, Streaming
+from antiphase.factorizations.segments import Segment
+from antiphase.factorizations.streaming import Streaming
 from antiphase.linalg import adjoints
 from antiphase.objective import Average, Restarts
 from antiphase.sensitivity import DenseColumns, sensitivity
@@ -77,7 +78,7 @@ def test_products_of_a_streams_columns_are_those_of_the_matrix(rows):
     segment = Segment(11, live, rng.random(len(live)) + 3, r, g, move)
     f = Streaming("s", ap.Workload.sgd(22), Average(), ap.once(), (segment,), (0, 0))
     steps = 22 if rows is None else rows
-    dense, ours = DenseColumns(f.encoder()[:steps, :steps]), f._columns(rows)
+    dense, ours = DenseColumns(f.encoder()[:steps, :steps]), f.encoder_columns(rows)
     np.testing.assert_allclose(
         ours.gram(np.arange(steps)), dense.gram(np.arange(steps)), atol=1e-12
     )

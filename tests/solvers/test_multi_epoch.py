@@ -150,7 +150,7 @@ def test_restarts_in_every_epoch_stream_and_are_cut_where_the_objective_is():
     g = ap.design("dp-mf+", steps=60, epochs=4, tau=8)
     assert isinstance(g, Streaming)
     for stream in (f, g):
-        columns = stream._columns()
+        columns = stream.encoder_columns()
         dense = DenseColumns(stream.encoder())
         for pattern in (*stream.participation.patterns(60), np.array([0, 1, 20]), np.array([3])):
             np.testing.assert_allclose(columns.gram(pattern), dense.gram(pattern), atol=1e-12)

@@ -48,7 +48,9 @@ def test_the_stream_is_the_dense_optimum(workload, objective):
     C = f.encoder()
     root = objective.root(workload)
     assert f.error == pytest.approx(np.square(np.linalg.solve(C.T, root.T)).sum(), rel=1e-9)
-    np.testing.assert_allclose(f._columns().squared_norms(), np.square(C).sum(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(
+        f.encoder_columns().squared_norms(), np.square(C).sum(axis=0), rtol=1e-12
+    )
     np.testing.assert_allclose(
         f.noise_per_iterate, np.square(f.decoder()).sum(axis=1), rtol=1e-8, atol=1e-12
     )
@@ -186,7 +188,7 @@ def test_column_norms_keep_their_digits_where_a_nodes_vectors_nearly_cancel(work
     f = streamed_optimum("dp-mf", workload, Average(), ap.once(), **settings)
     assert f.distinct[0].r.shape[2] > 1
     dense = np.square(f.encoder()).sum(axis=0)
-    np.testing.assert_allclose(f._columns().squared_norms(), dense, rtol=1e-10)
+    np.testing.assert_allclose(f.encoder_columns().squared_norms(), dense, rtol=1e-10)
     assert f.sensitivity >= np.sqrt(dense.max()) * (1 - 1e-11)
 
 

@@ -10,7 +10,7 @@ import pytest
 from scipy.linalg import solve_triangular
 
 import antiphase as ap
-from antiphase.noise import stream as module
+from antiphase.noise import generators
 from tests.noise import test_stream as streams
 from tests.noise.test_stream import RUN, normals
 from tests.statistical import whitening
@@ -27,7 +27,7 @@ LONGEST = {
 @pytest.mark.parametrize("name", streams.ENGINES)
 def test_whitening(shown, name, monkeypatch):
     make, _, longest = streams.ENGINES[name]
-    monkeypatch.setattr(module, "LONGEST_RING", longest)
+    monkeypatch.setattr(generators, "MAX_RING_BANDS", longest)
     m = ap.calibrate(make(), noise_multiplier=1.3, delta=1e-6)
     rows = streams.rows_of(m, seed=2)
     C, scale = m.factorization.encoder(), m.noise_scale
@@ -110,7 +110,7 @@ def test_two_runs_and_reseeding(shown):
 @pytest.mark.issue(3)
 def test_stopped_anywhere_and_restored(shown, tmp_path, monkeypatch):
     for name, (make, _, longest) in streams.ENGINES.items():
-        monkeypatch.setattr(module, "LONGEST_RING", longest)
+        monkeypatch.setattr(generators, "MAX_RING_BANDS", longest)
         m = ap.calibrate(make(), noise_multiplier=1.0)
         key = ap.Key.insecure(1)
         whole = np.array(list(m.noise(1500, key=key, run=streams.RUN)))

@@ -127,9 +127,7 @@ def test_the_recurrence_agrees_with_the_dense_formula(workload, name, options):
     f = ap.design(name, workload=workload, **options)
     spectrum = np.array([0.05, 0.4, 1.5])
     scaled = workload.scaled(RATE)
-    segments = quadratic.segments(f)
-    assert segments is not None
-    streamed = quadratic.streamed_variances(segments, scaled, spectrum)
+    streamed = quadratic.streamed_variances(f.as_stream(), scaled, spectrum)
     assert streamed == pytest.approx(
         quadratic.dense_variances(f, scaled, spectrum), rel=1e-10, abs=1e-13
     )
@@ -142,13 +140,13 @@ def test_the_recurrence_agrees_with_the_dense_formula_over_many_steps():
     workload = ap.Workload.sgd(700)
     for name, options in (("dp-mf", {"buffers": "exact"}), ("dp-mf", {}), ("dp-mf+", {"tau": 90})):
         f = ap.design(name, workload=workload, **options)
-        streamed = quadratic.streamed_variances(quadratic.segments(f), workload, spectrum)
+        streamed = quadratic.streamed_variances(f.as_stream(), workload, spectrum)
         assert streamed == pytest.approx(
             quadratic.dense_variances(f, workload, spectrum), rel=1e-10
         )
     momentum = ap.Workload.sgd(700, momentum=0.9)
     f = ap.design("dp-mf", workload=momentum)
-    streamed = quadratic.streamed_variances(quadratic.segments(f), momentum, 0.1 * spectrum)
+    streamed = quadratic.streamed_variances(f.as_stream(), momentum, 0.1 * spectrum)
     assert streamed == pytest.approx(
         quadratic.dense_variances(f, momentum, 0.1 * spectrum), rel=1e-10
     )

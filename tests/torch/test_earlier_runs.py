@@ -69,7 +69,7 @@ def test_a_run_without_a_record_counts_and_one_that_released_nothing_does_not():
     first = key.start_run(m.digest, None, "data", composition_record(m))
     mine = key.start_run(m.digest, None, "data", composition_record(m))
     assert [(r.run, r.drawn) for r in on_same_data(key, "data", mine)] == [(first, None)]
-    key.memory[f"ledger {first} 0"] = []
+    key.unsaved[f"ledger {first} 0"] = []
     assert on_same_data(key, "data", mine) == []
     assert on_same_data(key, None, mine) == []
 

@@ -11,7 +11,6 @@ from antiphase._util import checks as check
 from antiphase.accounting.accountant import Accountant, refuse_replace_one
 from antiphase.accounting.gaussian import checked_delta
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.identity import Identity
 from antiphase.participation import Once
 from antiphase.sensitivity import sensitivity
 
@@ -171,7 +170,7 @@ class PoissonAccountant(Accountant):
 
     def _refuse_unanalysed(self) -> None:
         """Raise ValueError if the analysis does not cover the factorization."""
-        if not isinstance(self._factorization, Identity):
+        if not self._factorization.is_identity:
             # PRIVACY: the analysis composes independent steps; correlated noise is not that.   [G9]
             raise ValueError(
                 "sampling = Poisson is analysed only for independent noise (dp-sgd), not for "
@@ -188,7 +187,7 @@ class PoissonAccountant(Accountant):
     def sensitivity(self) -> float:
         """The largest column norm of the encoder."""
         # PRIVACY: of one step alone: the largest column.   [G1]
-        return sensitivity(self._factorization._columns(), Once())
+        return sensitivity(self._factorization.encoder_columns(), Once())
 
     def epsilon(self, noise_multiplier: float, delta: float, rows: int) -> float:
         """ε of as many rounds of DP-SGD as one record sees."""

@@ -48,7 +48,7 @@ class MechanismTrials:
     def canary(self) -> Array:
         """Gradient of the canary in each step, in clip norms: 1, −1, or 0 where it is absent."""
         f = self.mechanism.factorization
-        columns, best = f._columns(), (0.0, np.zeros(f.steps))
+        columns, best = f.encoder_columns(), (0.0, np.zeros(f.steps))
         for pattern in f.participation.patterns(f.steps):
             gram = columns.gram(pattern)
             if (gram < 0).any():

@@ -1,4 +1,4 @@
-"""Ways to factor a workload as ``A = B C``, one file each, behind the interface of `Factorization`."""
+"""Factorizations ``A = B C``: how an encoder is stored and what can be asked of it."""
 
 from antiphase.factorizations.base import Factorization
 

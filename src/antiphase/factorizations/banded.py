@@ -1,10 +1,7 @@
-r"""Encoders with a few diagonals, all entries free: the best ones by descent, in O(T p²) an evaluation.
+r"""`Banded`: encoders with a few diagonals, all entries free.
 
-``u = A C⁻¹z`` obeys ``F u = z`` with ``F = C A⁻¹``, which is banded where ``A⁻¹`` is; the variances of u are the
-diagonal of ``(FᵀF)⁻¹``, by a recurrence within the band, and the gradient by its adjoint. The noise keeps p − 1
-vectors.
-Columns are scaled so that every pattern of participation costs 1: between the steps of a pattern the budget is free,
-which is a little better than columns of one norm.
+``u = A C⁻¹z`` obeys ``F u = z`` with ``F = C A⁻¹``, which is banded where ``A⁻¹`` is. The variances of
+u are the diagonal of ``(FᵀF)⁻¹``, by a recurrence within the band. The noise keeps p − 1 vectors.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from antiphase.factorizations.base import Factorization
 from antiphase.linalg import banded
 from antiphase.sensitivity import Columns
 
-MOST_BANDS = 256  # diagonals up to which a recurrence within the band beats a dense solution
+MAX_VARIANCE_BANDS = 256  # beyond, a dense solution is faster than a recurrence within the band
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,22 +30,23 @@ class Banded(Factorization):
         columns = check.real_array("columns", self.columns, ndim=2)
         if len(columns) != self.steps or not 0 < columns.shape[1] <= self.steps:
             raise ValueError(
-                f"columns has shape {columns.shape}; {self.steps} rows of at most as many are needed"
+                f"columns has shape {columns.shape}; {self.steps} rows are needed, and at most as "
+                "many columns"
             )
         if not (columns[:, 0] > 0).all():
-            raise ValueError(
-                "encoder has a diagonal that is not positive: its noise cannot be made"
-            )
-        # PRIVACY: entries past the last row do not exist, and must not count as if they did.   [G1]
+            raise ValueError("encoder has a diagonal that is not positive: it must be invertible")
+        # PRIVACY: entries past the last row do not exist and must not enter the norms.   [G1]
         if columns[outside(columns)].any():
             raise ValueError("columns has entries past the last row of the encoder")
         object.__setattr__(self, "columns", columns)
 
     @property
     def bands(self) -> int:
+        """Number of diagonals."""
         return int(self.columns.shape[1])
 
     def band_rows(self, start: int, stop: int) -> Array:
+        """Return ``C[t, t − i]`` for ``start <= t < stop`` and ``i < bands``."""
         t, i = np.arange(start, stop)[:, None], np.arange(self.bands)
         rows: Array = np.where(t >= i, self.columns[t - i, i], 0.0)
         return rows
@@ -56,16 +54,16 @@ class Banded(Factorization):
     def _build_encoder(self) -> Array:
         encoder = np.zeros((self.steps, self.steps))
         for i in range(self.bands):
-            encoder[np.arange(i, self.steps), np.arange(self.steps - i)] = self.columns[
-                : self.steps - i, i
-            ]
+            diagonal = self.columns[: self.steps - i, i]
+            encoder[np.arange(i, self.steps), np.arange(self.steps - i)] = diagonal
         return encoder
 
-    def _columns(self, rows: int | None = None) -> Columns:
+    def encoder_columns(self, rows: int | None = None) -> Columns:
+        """Return the columns, without a dense matrix."""
         return BandedColumns(self.columns, self.steps if rows is None else rows)
 
-    def _variances(self, P: Array, N: Array) -> Array | None:
-        if self.bands > MOST_BANDS:
+    def _iterate_variances(self, P: Array, N: Array) -> Array | None:
+        if self.bands > MAX_VARIANCE_BANDS:
             return None
         return banded_variances(self.band_rows(0, self.steps), P, N, self.workload.delay)
 
@@ -78,7 +76,7 @@ class Banded(Factorization):
 
 
 class BandedColumns:
-    """Columns of a few entries each, from the diagonal down, cut off after ``steps`` rows."""
+    """Columns with a few entries each, from the diagonal down, cut off after ``steps`` rows."""
 
     def __init__(self, columns: Array, steps: int) -> None:
         self._columns = np.array(columns[:steps, :steps])
@@ -87,31 +85,41 @@ class BandedColumns:
 
     @property
     def reach(self) -> int:
+        """Columns that are this many steps apart, or more, share no row."""
         return int(self._columns.shape[1])
 
     def squared_norms(self) -> Array:
+        """Return the squared norm of each column."""
         norms: Array = np.square(self._columns).sum(axis=1)
         return norms
 
     def gram(self, indices: Indices) -> Array:
+        """Return the block of ``CᵀC`` at these steps."""
         out = np.zeros((len(indices),) * 2)
-        lag = np.subtract.outer(indices, indices)  # the column comes first
+        lag = np.subtract.outer(indices, indices)  # of the row's step after the column's
         for distance in np.unique(lag[(lag >= 0) & (lag < self.reach)]):
             later, first = np.nonzero(lag == distance)
             i, j = indices[first], indices[later]
-            shared = (self._columns[i, distance:] * self._columns[j, : self.reach - distance]).sum(
-                axis=1
-            )
-            out[later, first] = out[first, later] = shared
+            shared = self._columns[i, distance:] * self._columns[j, : self.reach - distance]
+            out[later, first] = out[first, later] = shared.sum(axis=1)
         return out
 
 
 def banded_variances(rows: Array, P: Array, N: Array, delay: int = 0) -> Array | None:
-    """The variance of every u, ``P u = N y`` and ``C y = z``, with ``rows`` the bands of C; None unless N is diagonal
-    and nothing is idle."""
+    """Return the variance of every ``u_t``, ``P u = N y`` and ``C y = z``.
+
+    Args:
+        rows: the bands of C.
+        P: the bands of P.
+        N: the bands of N.
+        delay: the delay of the workload.
+
+    Returns:
+        The variances; None unless N is diagonal and no step is idle.
+    """
     if N.shape[1] > 1 or delay or not N.all():
         return None
-    from antiphase.linalg import kernels
+    from antiphase.linalg import kernels  # imports Numba, which takes longer than the rest
 
     F = banded.multiply(rows, P / N)[:, : len(rows)]
     inverse = kernels.inverse_bands(F / F[:, :1], F[:, 0] ** 2)
@@ -120,6 +128,6 @@ def banded_variances(rows: Array, P: Array, N: Array, delay: int = 0) -> Array |
 
 
 def outside(columns: Array) -> Any:
-    """Where entries lie past the last row."""
+    """Return a mask of the entries that lie past the last row."""
     steps, bands = columns.shape
     return np.arange(steps)[:, None] + np.arange(bands) >= steps

@@ -1,4 +1,4 @@
-"""`Factorization`: a workload split as ``A = B C``, what it promises and how good it is."""
+"""`Factorization`: a workload as ``A = B C``, with its sensitivity, error and certified gap."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ import scipy
 from antiphase._util import files
 from antiphase._util.checks import Array
 from antiphase.errors import FileFormatError, TooLargeError
+from antiphase.factorizations.noise_forms import NoiseForm
+from antiphase.factorizations.segments import Segment, Stream
 from antiphase.objective import Objective
 from antiphase.participation import Participation
 from antiphase.sensitivity import Columns, DenseColumns, is_exact, sensitivity
 from antiphase.workload import Workload
 
-MALFORMED = (
+MAX_STREAM_BANDS = 64  # diagonals of an encoder up to which `as_stream` keeps its rows as buffers
+MALFORMED = (  # what reading a damaged file may raise
     KeyError,
     TypeError,
     ValueError,
@@ -34,15 +37,30 @@ MALFORMED = (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Factorization(ABC):
-    """``A = B C`` with a lower-triangular encoder ``C``; training adds ``sens(C)·C⁻¹Z`` to the clipped gradients.
+    """``A = B C`` with a lower-triangular encoder ``C``.
 
-    Every figure is computed from the encoder itself when it is first asked for, never taken from whoever made or
-    stored it.
+    Training adds ``sens(C)·C⁻¹Z`` to the clipped gradients. Every figure is computed from the
+    encoder when it is first asked for, never taken from a design or a file. Factorizations are made
+    by `antiphase.design` and read with `antiphase.load`.
 
-    Guarantee: ``encoder()`` is lower triangular with a positive diagonal, ``decoder() @ encoder()`` is the workload.
-    [G3]
-    Guarantee: ``lower_bound <= error`` and no factorization of this workload, objective and participation has an
-    error below ``lower_bound``.   [G5]
+    Guarantee: ``encoder()`` is lower triangular with a positive diagonal, and
+    ``decoder() @ encoder()`` is the workload.   [G3]
+    Guarantee: ``lower_bound <= error``, and no factorization of this workload, objective and
+    participation has an error below ``lower_bound``.   [G5]
+
+    Attributes:
+        name: the name of the mechanism in the literature.
+        workload: the workload ``A``.
+        objective: the weighting of iterates in the error.
+        participation: the steps that one record may take part in.
+        options: the options of the design.
+        bound: the certified lower bound, if the design computed one.
+
+    Example:
+        >>> import antiphase as ap
+        >>> f = ap.design("dp-sgd", steps=4)
+        >>> f.sensitivity, round(f.error, 12)
+        (1.0, 10.0)
     """
 
     name: str
@@ -52,7 +70,8 @@ class Factorization(ABC):
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     bound: float | None = field(default=None, kw_only=True)
 
-    form: ClassVar[str]  # the name of the class in files, which outlives its name in the code
+    form: ClassVar[str]
+    """The name of the class in files, which stays the same if the class is renamed."""
     _forms: ClassVar[dict[str, type[Factorization]]] = {}
 
     def __init_subclass__(cls, form: str | None = None, **kwargs: Any) -> None:
@@ -60,123 +79,167 @@ class Factorization(ABC):
         cls.form = form or cls.__name__
         Factorization._forms[cls.form] = cls
 
-    # ---- what a way to factor says of itself ---------------------------------------------------------------
+    # ---- what each class defines or overrides -------------------------------------------------
 
     @abstractmethod
     def _build_encoder(self) -> Array:
         """``C`` as a T × T array."""
 
     def _stored(self) -> dict[str, Any]:
-        """What `_restored` needs beyond the fields above; nothing, for encoders that a formula gives."""
+        """What `_restored` needs in addition to the fields above; empty for closed forms."""
         return {}
 
     @classmethod
     def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
         return cls(**common)
 
-    def _columns(self, rows: int | None = None) -> Columns:
-        """The columns of the encoder, or of its leading block: all that the first ``rows`` rows of noise protect."""
+    def encoder_columns(self, rows: int | None = None) -> Columns:
+        """Return the columns of the encoder, for the sensitivity.
+
+        Args:
+            rows: take only the leading block of the encoder with this many rows, which is what the
+                first ``rows`` rows of noise protect.
+        """
         return DenseColumns(self.encoder()[:rows, :rows])
 
     @property
     def bands(self) -> int:
-        """How many diagonals of the encoder are not zero, from the main one down to the last."""
+        """Number of diagonals of the encoder, from the main one to the last non-zero one."""
         rows, columns = np.nonzero(self.encoder())
         return int((rows - columns).max()) + 1
 
     def band_rows(self, start: int, stop: int) -> Array:
-        """``C[t, t − i]`` for ``t`` in the range and ``i < bands``: the encoder by diagonals."""
-        back = np.arange(start, stop)[:, None] - np.arange(self.bands)
-        rows: Array = np.where(
-            back >= 0, self.encoder()[np.arange(start, stop)[:, None], back], 0.0
-        )
+        """Return ``C[t, t − i]`` for ``start <= t < stop`` and ``i < bands``."""
+        t = np.arange(start, stop)[:, None]
+        back = t - np.arange(self.bands)
+        rows: Array = np.where(back >= 0, self.encoder()[t, back], 0.0)
         return rows
 
+    is_identity: ClassVar[bool] = False
+    """Whether ``C = I``, so that rows of noise are independent."""
+
+    def toeplitz_coefficients(self) -> Array | None:
+        """Return c if the encoder is known to be ``C[i, j] = c[i − j]``; else None."""
+        return None
+
+    def as_stream(self) -> Stream | None:
+        """Return the encoder as a stream of buffers; None if it would need many.
+
+        An encoder with few diagonals is a stream whose buffers are the last rows of noise.
+        """
+        if self.bands > MAX_STREAM_BANDS:
+            return None
+        rows, past = self.band_rows(0, self.steps), max(self.bands - 1, 1)
+        r, g = np.zeros((self.steps, 1, past)), np.zeros((self.steps, 1, past))
+        r[:, 0, : rows.shape[1] - 1] = rows[:, 1:]
+        g[:, 0, 0] = 1.0
+        live = np.arange(self.steps)
+        return Stream((Segment(self.steps, live, rows[:, 0], r, g, np.zeros_like(r)),), (0,))
+
+    def noise_form(self) -> NoiseForm | None:
+        """Return the recurrence for rows of noise; None to use the encoder's diagonals."""
+        return None
+
     def restarts(self) -> list[int]:
-        """The steps before which the noise forgets the past; the first, and no other unless the encoder restarts."""
+        """Return the steps before which the noise forgets the past; the first is always one."""
         return [0]
 
     def diagonal_blocks(self) -> list[tuple[int, Array]]:
-        """``(start, block)`` of the encoder's independent diagonal blocks; one, unless it restarts."""
+        """Return ``(start, block)`` for each diagonal block of the encoder."""
         return [(0, self.encoder())]
 
-    # ---- how good it is ------------------------------------------------------------------------------------
+    def _iterate_variances(self, P: Array, N: Array) -> Array | None:
+        """The variance of every ``u_t``, ``P u = N Z^delay C⁻¹z``; None if it takes a dense matrix."""
+        return None
+
+    # ---- sensitivity and error ----------------------------------------------------------------
 
     @property
     def steps(self) -> int:
+        """Number of steps."""
         return self.workload.steps
 
     @cached_property
     def sensitivity(self) -> float:
-        """``sens(C)`` under this participation; never too small."""
+        """``sens(C)`` under the participation; never below the true value.   [G1]"""
         # PRIVACY: computed from the encoder in use, whatever a design or a file claims.   [G1]
-        return sensitivity(self._columns(), self.participation)
+        return sensitivity(self.encoder_columns(), self.participation)
 
     def sensitivity_of(self, rows: int) -> float:
-        """The sensitivity of what the first ``rows`` rows release: that of the encoder's leading block."""
-        # PRIVACY: C is lower triangular, so the first rows of C·G + Z see only its leading block.   [G1]
-        return sensitivity(self._columns(rows), self.participation) if rows else 0.0
+        """Return the sensitivity of the first ``rows`` rows, that of the encoder's leading block."""
+        # PRIVACY: C is lower triangular: the first rows of C·G + Z depend on its leading block.   [G1]
+        return sensitivity(self.encoder_columns(rows), self.participation) if rows else 0.0
 
     @cached_property
     def sensitivity_is_exact(self) -> bool:
-        """Whether `sensitivity` is attained, or only an upper bound."""
-        return is_exact(self._columns(), self.participation)
+        """Whether `sensitivity` is attained rather than an upper bound."""
+        return is_exact(self.encoder_columns(), self.participation)
 
     @cached_property
     def error(self) -> float:
-        """``sens(C)²·‖ΛB‖_F²``: the expected squared noise, summed over the weighted iterates, at noise multiplier
-        1."""
+        """``sens(C)²·‖ΛB‖_F²``, the expected squared noise of all weighted iterates.
+
+        At noise multiplier and clip norm 1.
+        """
         return self.error_under(self.objective)
 
     @cached_property
     def lower_bound(self) -> float:
-        """A certified bound: the error of no factorization is below it. For those not designed to be optimal it is
-        computed when first asked for, by solving for the optimum."""
+        """A certified lower bound on the error of every factorization.   [G5]
+
+        If the design did not compute one, the optimum is solved for when this is first asked for.
+        """
         if self.bound is not None:
             return self.bound
-        from antiphase.solvers.dispatch import best_bound
+        from antiphase.solvers.dispatch import best_bound  # solvers import factorizations
 
         return best_bound(self.workload, self.objective, self.participation)
 
     @property
     def gap(self) -> float:
-        """``error / lower_bound − 1``: at most so much better could any factorization be."""
+        """``error / lower_bound − 1``: a bound on how much better any factorization could be."""
         return max(self.error / self.lower_bound - 1.0, 0.0)
 
     @cached_property
     def noise_per_iterate(self) -> Array:
-        """``sens(C)²·‖b_t‖²``: the variance of the noise inside each iterate, at noise multiplier and clip norm 1."""
-        variances = (
-            None if self.workload.recurrence is None else self._variances(*self.workload.recurrence)
-        )
+        """``sens(C)²·‖b_t‖²``, the variance of the noise in each iterate.
+
+        At noise multiplier and clip norm 1.
+        """
+        recurrence = self.workload.recurrence
+        variances = None if recurrence is None else self._iterate_variances(*recurrence)
         if variances is None:
-            variances = self._noise_squared(self.workload.dense())
+            variances = self.squared_row_norms(self.workload.dense())
         noise: Array = self.sensitivity**2 * variances
         return noise
 
     def error_under(self, objective: Objective) -> float:
-        """The error of this same encoder, judged by another objective."""
+        """Return the error of this encoder under another objective.
+
+        Example:
+            >>> import antiphase as ap
+            >>> from antiphase.objective import Maximum
+            >>> ap.design("dp-sgd", steps=4).error_under(Maximum()) ** 0.5
+            2.0
+        """
         return self.sensitivity**2 * self._total_noise(objective)
 
     def _total_noise(self, objective: Objective) -> float:
         """``‖ΛB‖_F² = ‖M C⁻¹‖_F²``."""
-        followed = objective.recurrence(self.workload)
-        variances = None if followed is None else self._variances(followed.P, followed.N)
-        if followed is None or variances is None:
-            return objective.total(self._noise_squared(objective.root(self.workload)))
-        return objective.total(followed.weights**2 * variances)
+        recurrence = objective.recurrence(self.workload)
+        if recurrence is not None:
+            variances = self._iterate_variances(recurrence.P, recurrence.N)
+            if variances is not None:
+                return objective.total(recurrence.weights**2 * variances)
+        return objective.total(self.squared_row_norms(objective.root(self.workload)))
 
-    def _variances(self, P: Array, N: Array) -> Array | None:
-        """The variance of every ``u_t``, ``P u = N Z^delay C⁻¹z``, without a matrix; None where there is no way."""
-        return None
-
-    def _noise_squared(self, root: Array) -> Array:
-        """The squared norms of the rows of ``root·C⁻¹``."""
+    def squared_row_norms(self, root: Array) -> Array:
+        """Return the squared norm of each row of ``root·C⁻¹``."""
         rows = scipy.linalg.solve_triangular(self.encoder(), root.T, lower=True, trans="T")
         squared: Array = np.einsum("ij,ij->j", rows, rows)
         return squared
 
-    # ---- the matrices --------------------------------------------------------------------------------------
+    # ---- matrices -----------------------------------------------------------------------------
 
     @cached_property
     def _encoder(self) -> Array:
@@ -186,27 +249,31 @@ class Factorization(ABC):
         return encoder
 
     def encoder(self) -> Array:
-        """``C``, lower triangular, T × T."""
+        """Return ``C``, lower triangular, T × T and read-only.
+
+        Raises:
+            TooLargeError: the array does not fit in memory.
+        """
         return self._encoder
 
     def decoder(self) -> Array:
-        """``B = A C⁻¹``: row t is the noise inside iterate t."""
+        """Return ``B = A C⁻¹``: row t times ``Z`` is the noise in iterate t."""
         decoder: Array = scipy.linalg.solve_triangular(
             self.encoder(), self.workload.dense().T, lower=True, trans="T"
         ).T
         return np.tril(decoder)
 
     def noising(self) -> Array:
-        """``C⁻¹``: row t of ``C⁻¹Z`` is what step t adds."""
+        """Return ``C⁻¹``: row t times ``Z`` is the noise that step t adds."""
         inverse: Array = scipy.linalg.solve_triangular(
             self.encoder(), np.eye(self.steps), lower=True
         )
         return inverse
 
-    # ---- files, and words ----------------------------------------------------------------------------------
+    # ---- files and words ----------------------------------------------------------------------
 
     def content(self) -> dict[str, Any]:
-        """All that `restore` needs, as nested dictionaries of numbers, strings, values and arrays."""
+        """Return all that `restore` needs: nested dictionaries of numbers, strings and arrays."""
         return {
             "what": "factorization",
             "form": self.form,
@@ -220,7 +287,11 @@ class Factorization(ABC):
         }
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Write the factorization to a file, whole or not at all, and return the file's digest."""
+        """Write the factorization to a file, atomically, for `antiphase.load`.
+
+        Returns:
+            The digest of the file.
+        """
         return files.write(path, self.content())
 
     def __repr__(self) -> str:
@@ -234,19 +305,26 @@ class Factorization(ABC):
             words.append(self.workload.describe())
         words.append(f"error {self.error:.6g}")
         if "lower_bound" in self.__dict__ or self.bound is not None:
-            words.append(
-                f"gap {self.gap:.1e}"
-                if self.gap < 0.1
-                else f"{self.error / self.lower_bound:.3g} × the optimum"
-            )
+            if self.gap < 0.1:
+                words.append(f"gap {self.gap:.1e}")
+            else:
+                words.append(f"{self.error / self.lower_bound:.3g} × the optimum")
         words.append(f"sensitivity {self.sensitivity:.6g}")
         return f"<Factorization {', '.join(words)}>"
 
 
 def restore(content: Any, source: Any) -> Factorization:
-    """The factorization that `Factorization.content` described; ``source`` is named in errors.
+    """Return the factorization that `Factorization.content` described.
 
-    Guarantee: nothing is executed; the sensitivity is that of the encoder described, not one that is claimed.   [G6]
+    Guarantee: nothing is executed; the sensitivity is that of the encoder described, not one that
+    is claimed.   [G6]
+
+    Args:
+        content: the nested dictionaries.
+        source: what errors call the file.
+
+    Raises:
+        FileFormatError: the content is not a valid factorization.
     """
     try:
         if content.get("what") != "factorization":
@@ -270,47 +348,38 @@ def restore(content: Any, source: Any) -> Factorization:
 
 
 def _require_backing(workload: Any) -> None:
-    """Refuse a stored workload whose steps are a number alone: a few bytes could ask for 10⁷ steps."""
-    stored = (
-        workload.get("matrix") if workload["matrix"] is not None else workload["learning_rates"]
-    )
-    if (
-        not isinstance(stored, np.ndarray)
-        or stored.dtype != np.float64
-        or len(stored) != workload["steps"]
-    ):
+    """Refuse a stored workload without an entry per step: a few bytes could ask for 10⁷ steps."""
+    backing = workload["learning_rates"] if workload["matrix"] is None else workload.get("matrix")
+    steps = workload["steps"]
+    if not isinstance(backing, np.ndarray) or backing.dtype != np.float64 or len(backing) != steps:
         raise ValueError(
-            f"steps = {workload['steps']!r}: the stored workload must have a float64 number, or row, for each step"
+            f"steps = {steps!r}: the stored workload must have a float64 number, or row, for each "
+            "step"
         )
 
 
 def packed_triangle(stored: dict[str, Any], steps: int) -> Array:
-    """``stored["lower"]``, the lower triangle of a T × T encoder; refused if it has not all the entries."""
-    lower = stored["lower"]
-    if (
-        not isinstance(lower, np.ndarray)
-        or lower.dtype != np.float64
-        or lower.shape != (steps * (steps + 1) // 2,)
-    ):
-        raise ValueError(
-            f"steps = {steps}: the stored encoder must have {steps * (steps + 1) // 2} float64 numbers"
-        )
+    """Return ``stored["lower"]``, the lower triangle of a T × T encoder, checked for its size."""
+    lower, size = stored["lower"], steps * (steps + 1) // 2
+    if not isinstance(lower, np.ndarray) or lower.dtype != np.float64 or lower.shape != (size,):
+        raise ValueError(f"steps = {steps}: the stored encoder must have {size} float64 numbers")
     return lower
 
 
 def refuse_if_too_large(steps: int, copies: int = 3) -> None:
-    """Raise `TooLargeError` if a few T × T arrays would not fit in the memory that is free now."""
+    """Raise `TooLargeError` if ``copies`` T × T arrays would not fit in the free memory."""
     needed, free = copies * 8 * steps**2, _free_memory()
     files.spend(f"steps = {steps}: a dense encoder", memory=needed)
     if needed > free:
         raise TooLargeError(
-            f"steps = {steps}: a dense {steps} × {steps} array and its working copies need {needed / 2**30:.0f} GiB, "
-            f"and {free / 2**30:.0f} GiB are free. Use fewer steps or a form that needs no dense matrix"
+            f"steps = {steps}: a dense {steps} × {steps} array and its working copies need "
+            f"{needed / 2**30:.0f} GiB, and {free / 2**30:.0f} GiB are free. Use fewer steps or a "
+            "form that needs no dense matrix"
         )
 
 
 def _free_memory() -> int:
-    """Bytes that can be used now; 8 GiB where the system does not say."""
+    """The bytes available now; 8 GiB if the system does not report them."""
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":", 1) for line in file)
@@ -320,7 +389,11 @@ def _free_memory() -> int:
 
 
 def lower_triangular(encoder: Any, steps: int) -> Array:
-    """``encoder`` as an array that may serve as ``C``; raises ValueError if it may not."""
+    """Return ``encoder`` as a read-only array.
+
+    Raises:
+        ValueError: it is not a lower-triangular T × T matrix with a positive diagonal.
+    """
     C = np.array(encoder, dtype=np.float64)
     if C.shape != (steps, steps):
         raise ValueError(f"encoder has shape {C.shape}; {(steps, steps)} is needed")
@@ -328,9 +401,9 @@ def lower_triangular(encoder: Any, steps: int) -> Array:
         raise ValueError("encoder has entries that are not finite")
     if np.triu(C, 1).any():
         raise ValueError(
-            "encoder has entries above the diagonal: it would need noise of steps to come"
+            "encoder has entries above the diagonal: a row of noise would depend on later steps"
         )
     if not (np.diagonal(C) > 0).all():
-        raise ValueError("encoder has a diagonal that is not positive: its noise cannot be made")
-    C.setflags(write=False)  # what is cached about it stays true
+        raise ValueError("encoder has a diagonal that is not positive: it must be invertible")
+    C.setflags(write=False)  # cached figures stay valid
     return C

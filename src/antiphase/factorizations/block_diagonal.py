@@ -1,13 +1,11 @@
-r"""DP-MF⁺ for one participation: ``Λ_τ S`` is block diagonal, so an independent τ-step mechanism restarts every τ
-steps.
+r"""`BlockDiagonal`: encoders of independent blocks, each stored in full.
 
-One problem of size τ is solved, and its encoder repeated; blocks that differ (a schedule, a short last block) are
-solved once each.
+DP-MF⁺ for one participation has such an encoder: ``Λ_τ S`` is block diagonal, so that an independent
+τ-step mechanism restarts every τ steps.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,13 +15,14 @@ import scipy
 
 from antiphase._util.checks import Array, Indices
 from antiphase.factorizations.base import Factorization, lower_triangular
+from antiphase.factorizations.block_sequence import BlockSequence
 from antiphase.objective import Objective
 from antiphase.sensitivity import Columns
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockDiagonal(Factorization, form="Blocks"):
-    """A block-diagonal encoder: ``sequence[i]`` says which of the ``distinct`` blocks is the i-th."""
+    """A block-diagonal encoder: its i-th block is ``distinct[sequence[i]]``."""
 
     distinct: tuple[Array, ...]
     sequence: tuple[int, ...]
@@ -37,53 +36,51 @@ class BlockDiagonal(Factorization, form="Blocks"):
         object.__setattr__(self, "sequence", sequence)
 
     @cached_property
-    def starts(self) -> list[int]:
-        sizes = [len(self.distinct[i]) for i in self.sequence]
-        return [0, *np.cumsum(sizes)[:-1].tolist()]
+    def _blocks(self) -> BlockSequence[DenseBlock]:
+        return BlockSequence(tuple(DenseBlock(block) for block in self.distinct), self.sequence)
 
     def _build_encoder(self) -> Array:
-        encoder: Array = scipy.linalg.block_diag(*(self.distinct[i] for i in self.sequence))
+        encoder: Array = scipy.linalg.block_diag(*(block.matrix for _, block in self._blocks))
         return encoder
 
-    def _columns(self, rows: int | None = None) -> Columns:
-        return _BlockColumns(self.distinct, self.sequence, self.steps if rows is None else rows)
+    def encoder_columns(self, rows: int | None = None) -> Columns:
+        """Return the columns, from the blocks."""
+        return self._blocks.columns(self.steps if rows is None else rows)
 
     @property
     def bands(self) -> int:
+        """Number of diagonals: the size of the largest block."""
         return max(len(block) for block in self.distinct)
 
     def band_rows(self, start: int, stop: int) -> Array:
+        """Return ``C[t, t − i]`` for ``start <= t < stop`` and ``i < bands``."""
         out = np.zeros((stop - start, self.bands))
         for t in range(start, stop):
-            b = bisect_right(self.starts, t) - 1
-            row = self.distinct[self.sequence[b]][t - self.starts[b], : t - self.starts[b] + 1]
-            out[t - start, : len(row)] = row[::-1]
+            block, place = self._blocks.at(t)
+            out[t - start, : place + 1] = block.matrix[place, place::-1]
         return out
 
     def restarts(self) -> list[int]:
-        return self.starts
+        """Return the first step of each block."""
+        return self._blocks.starts
 
     def diagonal_blocks(self) -> list[tuple[int, Array]]:
-        return [
-            (start, self.distinct[i]) for start, i in zip(self.starts, self.sequence, strict=True)
-        ]
+        """Return ``(start, block)`` for each block."""
+        return [(start, block.matrix) for start, block in self._blocks]
 
-    def _noise_squared(self, root: Array) -> Array:
-        """Block by block: rows of ``root·C⁻¹`` over a block's columns need that block only."""
+    def squared_row_norms(self, root: Array) -> Array:
+        """Return the squared norm of each row of ``root·C⁻¹``, block by block."""
         total = np.zeros(len(root))
-        for start, i in zip(self.starts, self.sequence, strict=True):
-            part = root[:, start : start + len(self.distinct[i])]
+        for start, block in self._blocks:
+            part = root[:, start : start + block.size]
             used = np.flatnonzero(part.any(axis=1))
-            rows = scipy.linalg.solve_triangular(
-                self.distinct[i], part[used].T, lower=True, trans="T"
-            )
-            total[used] += np.einsum("ij,ij->j", rows, rows)
+            total[used] += block.squared_row_norms(part[used])
         return total
 
     def _total_noise(self, objective: Objective) -> float:
-        """Block by block where the objective restarts with the encoder, each distinct one once."""
+        """Block by block if the objective restarts with the encoder, each distinct block once."""
         roots = objective.block_roots(self.workload)
-        sizes = [len(self.distinct[i]) for i in self.sequence]
+        sizes = [block.size for _, block in self._blocks]
         if roots is None or [root.shape[1] for root in roots] != sizes:
             return super()._total_noise(objective)
         known: dict[tuple[int, bytes], float] = {}
@@ -116,31 +113,29 @@ class BlockDiagonal(Factorization, form="Blocks"):
         return cls(**common, distinct=tuple(distinct), sequence=tuple(stored["sequence"].tolist()))
 
 
-class _BlockColumns:
-    """The columns of a block-diagonal encoder: those of different blocks are orthogonal."""
+class DenseBlock:
+    """A diagonal block that is stored in full."""
 
-    def __init__(self, distinct: tuple[Array, ...], sequence: tuple[int, ...], rows: int) -> None:
-        """The first ``rows`` steps; a block that they end in is cut off there."""
-        sizes = np.cumsum([0] + [len(distinct[i]) for i in sequence])
-        last = int(np.searchsorted(sizes, rows)) - 1
-        self._distinct = [
-            *distinct,
-            distinct[sequence[last]][: rows - sizes[last], : rows - sizes[last]],
-        ]
-        self._sequence = np.array([*sequence[:last], len(distinct)])
-        self._starts = sizes[: last + 1]
-        self.steps = rows
-        self.reach = max(len(self._distinct[i]) for i in self._sequence)
+    def __init__(self, matrix: Array) -> None:
+        self.matrix = matrix
+        self.size = self.reach = len(matrix)
+
+    def cut(self, rows: int) -> DenseBlock:
+        """Return the leading block of this many rows and columns."""
+        return DenseBlock(self.matrix[:rows, :rows])
 
     def squared_norms(self) -> Array:
-        norms = [np.einsum("ij,ij->j", block, block) for block in self._distinct]
-        return np.concatenate([norms[i] for i in self._sequence])
+        """Return the squared norm of each column."""
+        norms: Array = np.einsum("ij,ij->j", self.matrix, self.matrix)
+        return norms
 
     def gram(self, indices: Indices) -> Array:
-        out = np.zeros((len(indices),) * 2)
-        owner = np.searchsorted(self._starts, indices, side="right") - 1
-        for b in np.unique(owner):
-            inside = np.flatnonzero(owner == b)
-            columns = self._distinct[self._sequence[b]][:, indices[inside] - self._starts[b]]
-            out[np.ix_(inside, inside)] = columns.T @ columns
-        return out
+        """Return the products of the columns at these places."""
+        columns = self.matrix[:, indices]
+        return columns.T @ columns
+
+    def squared_row_norms(self, root: Array) -> Array:
+        """Return the squared norm of each row of ``root`` times the inverse of the block."""
+        rows = scipy.linalg.solve_triangular(self.matrix, root.T, lower=True, trans="T")
+        squared: Array = np.einsum("ij,ij->j", rows, rows)
+        return squared

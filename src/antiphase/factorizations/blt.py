@@ -1,9 +1,8 @@
-r"""Buffered linear Toeplitz encoders (BLT; McMahan, Xu and Zhang 2024): ``c_0 = 1``, ``c_n = Σ_k α_k θ_k^{n−1}``.
+r"""`Blt`: buffered linear Toeplitz encoders, ``c_0 = 1``, ``c_n = Σ_k α_k θ_k^{n−1}``.
 
-The noise of such an encoder needs as many vectors as there are buffers: ``y = z − αᵀS``, ``S ← θS + y``. A few numbers
-``0 < θ < 1`` and ``α > 0`` say all; they are found by descent from several starts, with the error of `steady`.
-Coefficients of this form are positive and fall (``Σα`` is at most 1), so the sensitivity is exact for every
-participation.
+The noise of such an encoder keeps one vector for each buffer: ``y = z − αᵀS``, ``S ← θS + y``. The
+coefficients are positive and decrease (``Σα`` is at most 1), so the sensitivity is exact for every
+participation. Due to McMahan, Xu and Zhang (2024).
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ from antiphase._util import checks as check
 from antiphase._util import files
 from antiphase._util.checks import Array
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.streaming import MOST_BUFFERS, Segment, Streaming
-from antiphase.factorizations.toeplitz import ToeplitzColumns
-from antiphase.sensitivity import Columns
+from antiphase.factorizations.segments import MAX_BUFFERS, Segment, Stream
+from antiphase.factorizations.toeplitz import ToeplitzEncoder
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Blt(Factorization):
-    """The encoder of these ``decays`` θ and ``scales`` α, one of each for every buffer."""
+class Blt(ToeplitzEncoder):
+    """The encoder with ``decays`` θ and ``scales`` α, one of each for every buffer."""
 
     decays: Array
     scales: Array
@@ -36,10 +34,10 @@ class Blt(Factorization):
         )
         if len(decays) != len(scales) or not len(decays):
             raise ValueError(
-                f"{len(decays)} decays and {len(scales)} scales: one of each is needed for every buffer"
+                f"{len(decays)} decays and {len(scales)} scales: every buffer needs one of each"
             )
-        if len(decays) > MOST_BUFFERS:
-            raise ValueError(f"{len(decays)} buffers; {MOST_BUFFERS} are the most there can be")
+        if len(decays) > MAX_BUFFERS:
+            raise ValueError(f"{len(decays)} buffers; at most {MAX_BUFFERS} are allowed")
         if not ((decays > 0) & (decays < 1)).all() or not (scales >= 0).all():
             raise ValueError(
                 "decays of buffers must lie between 0 and 1, and scales must not be negative"
@@ -49,38 +47,39 @@ class Blt(Factorization):
 
     @cached_property
     def coefficients(self) -> Array:
+        """``c_0, …, c_{T−1}``."""
         return coefficients(self.decays, self.scales, self.steps)
-
-    @cached_property
-    def stream(self) -> Streaming:
-        """The same encoder as a stream: what makes the noise, and what is judged."""
-        shape = (self.steps, len(self.decays), 1)
-        move, r = (np.broadcast_to(values[:, None], shape) for values in (self.decays, self.scales))
-        segment = Segment(
-            self.steps, np.arange(self.steps), np.ones(self.steps), r, np.ones(shape), move
-        )
-        return Streaming(
-            self.name, self.workload, self.objective, self.participation, (segment,), (0,)
-        )
-
-    @property
-    def buffers(self) -> int:
-        """How many vectors the noise keeps."""
-        return len(self.decays)
 
     @property
     def bands(self) -> int:
+        """Number of diagonals: all of them."""
         return self.steps
 
+    @property
+    def buffers(self) -> int:
+        """Number of vectors that the noise keeps."""
+        return len(self.decays)
+
+    @cached_property
+    def _stream(self) -> Stream:
+        shape = (self.steps, len(self.decays), 1)
+        move, r = (np.broadcast_to(values[:, None], shape) for values in (self.decays, self.scales))
+        live, delta = np.arange(self.steps), np.ones(self.steps)
+        return Stream((Segment(self.steps, live, delta, r, np.ones(shape), move),), (0,))
+
+    def as_stream(self) -> Stream:
+        """Return the buffers, with the same coefficients at every step."""
+        return self._stream
+
+    def noise_form(self) -> Stream:
+        """Noise is made from the buffers."""
+        return self._stream
+
     def _build_encoder(self) -> Array:
-        return np.array(self.stream.encoder())
+        return self._stream.dense()
 
-    def _columns(self, rows: int | None = None) -> Columns:
-        steps = self.steps if rows is None else rows
-        return ToeplitzColumns(self.coefficients, np.ones(steps), steps)
-
-    def _variances(self, P: Array, N: Array) -> Array:
-        return self.stream._variances(P, N)
+    def _iterate_variances(self, P: Array, N: Array) -> Array:
+        return self._stream.variances(P, N, self.workload.delay)
 
     def _stored(self) -> dict[str, Any]:
         return {"decays": self.decays, "scales": self.scales}
@@ -91,10 +90,11 @@ class Blt(Factorization):
 
 
 def coefficients(decays: Array, scales: Array, steps: int) -> Array:
-    """``c_0 … c_{T−1}``.
+    """Return ``c_0, …, c_{T−1}``.
 
-    >>> coefficients(np.array([0.5]), np.array([0.25]), 4)
-    array([1.    , 0.25  , 0.125 , 0.0625])
+    Example:
+        >>> coefficients(np.array([0.5]), np.array([0.25]), 4)
+        array([1.    , 0.25  , 0.125 , 0.0625])
     """
     entries = steps * len(decays)
     files.spend(

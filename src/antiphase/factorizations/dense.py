@@ -1,7 +1,4 @@
-r"""The optimum as a dense encoder: any workload and objective, one participation or epochs in a fixed order; O(T³).
-
-Steps that move no iterate are left out of the problem and get independent noise.
-"""
+"""`Dense`: an encoder that is stored in full."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 
 from antiphase._util.checks import Array
 from antiphase.factorizations.base import (
@@ -21,7 +19,7 @@ from antiphase.factorizations.base import (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dense(Factorization):
-    """An encoder that is stored in full."""
+    """An encoder given as a T × T array."""
 
     matrix: Array
 
@@ -30,6 +28,12 @@ class Dense(Factorization):
 
     def _build_encoder(self) -> Array:
         return self.matrix
+
+    def toeplitz_coefficients(self) -> Array | None:
+        """Return the first column if every diagonal is constant; else None."""
+        column = self.matrix[:, 0]
+        toeplitz = scipy.linalg.toeplitz(column, np.zeros(self.steps))
+        return column if np.array_equal(self.matrix, toeplitz) else None
 
     def _stored(self) -> dict[str, Any]:
         return {"lower": self.matrix[np.tril_indices(self.steps)]}

@@ -1,7 +1,8 @@
-r"""Encoders whose inverse has a few diagonals, the same in every column: each row of noise is a sum of a few normals.
+r"""`InverseToeplitz`: encoders whose inverse is Toeplitz with a few diagonals.
 
-Normals can be drawn again, so such noise needs no memory. The banded inverse square root (BISR; Kalinin and Lampert
-2025) cuts off the inverse of the workload's square root; DP-λCGD takes one earlier vector, ``C⁻¹ = I − λZ``.
+Each row of noise is a sum of a few normals, which can be drawn again, so such noise needs no memory.
+The banded inverse square root (BISR; Kalinin and Lampert 2025) truncates the inverse of the
+workload's square root; DP-λCGD takes one earlier vector, ``C⁻¹ = I − λZ``.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import numpy as np
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.toeplitz import ToeplitzColumns, toeplitz_variances
-from antiphase.linalg import banded, power_series
-from antiphase.sensitivity import Columns
+from antiphase.factorizations.noise_forms import BandedInverse
+from antiphase.factorizations.toeplitz import ToeplitzEncoder
+from antiphase.linalg import power_series
+
+MAX_ENTRY = 1e50  # of the encoder: squares of larger entries may overflow
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class InverseToeplitz(Factorization):
-    """``C⁻¹[i, j] = inverse[i − j]``, 0 past the last of them."""
+class InverseToeplitz(ToeplitzEncoder):
+    """``C⁻¹[i, j] = inverse[i − j]``, 0 past the last coefficient."""
 
     inverse: Array
 
@@ -33,33 +36,23 @@ class InverseToeplitz(Factorization):
                 "inverse must begin with a positive coefficient: otherwise there is no encoder"
             )
         object.__setattr__(self, "inverse", inverse)
-        if not np.abs(self.coefficients).max() < 1e50:
+        if not np.abs(self.coefficients).max() < MAX_ENTRY:
             raise ValueError("the encoder of this inverse is too large: its squares would overflow")
 
     @cached_property
     def coefficients(self) -> Array:
-        """Those of the encoder."""
+        """The coefficients of the encoder."""
         with np.errstate(over="ignore", invalid="ignore"):
             return power_series.inverse(self.inverse, self.steps)
 
-    def _build_encoder(self) -> Array:
-        lag = np.subtract.outer(np.arange(self.steps), np.arange(self.steps))
-        encoder: Array = np.where(lag >= 0, self.coefficients[lag], 0.0)
-        return encoder
+    @cached_property
+    def inverse_coefficients(self) -> Array:
+        """The first column of ``C⁻¹``."""
+        return np.concatenate([self.inverse, np.zeros(self.steps - len(self.inverse))])
 
-    def _columns(self, rows: int | None = None) -> Columns:
-        steps = self.steps if rows is None else rows
-        return ToeplitzColumns(self.coefficients, np.ones(steps), steps)
-
-    @property
-    def bands(self) -> int:
-        return self.steps
-
-    def _variances(self, P: Array, N: Array) -> Array | None:
-        if not banded.is_time_invariant(P, N):
-            return None
-        first = np.concatenate([self.inverse, np.zeros(self.steps - len(self.inverse))])
-        return toeplitz_variances(first, P, N, self.workload)
+    def noise_form(self) -> BandedInverse:
+        """A row of noise is a sum of a few normals."""
+        return BandedInverse(self.inverse)
 
     def _stored(self) -> dict[str, Any]:
         return {"inverse": self.inverse}

@@ -1,29 +1,79 @@
-r"""Toeplitz encoders, with or without their columns scaled to norm 1, and the square root of the prefix sums.
+r"""`Toeplitz`: encoders that are the same at every step, with columns of norm 1 if asked for.
 
-Where the workload is the same at every step, ``B = A C⁻¹`` is Toeplitz too: error and variances in O(T log T).
+Where the workload is the same at every step, ``B = A C⁻¹`` is Toeplitz too: error and variances
+take O(T log T).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy
 
 from antiphase._util import checks as check
 from antiphase._util.checks import Array, Indices
-from antiphase.factorizations.banded import MOST_BANDS, banded_variances
+from antiphase.factorizations.banded import MAX_VARIANCE_BANDS, banded_variances
 from antiphase.factorizations.base import Factorization
 from antiphase.linalg import banded, power_series
 from antiphase.sensitivity import Columns
-from antiphase.workload import Workload
+
+
+class ToeplitzEncoder(Factorization):
+    """Base of the encoders ``C[i, j] = coefficients[i − j]``, 0 past the last coefficient."""
+
+    if TYPE_CHECKING:  # a dataclass would take a property of its base for a field's default
+
+        @property
+        def coefficients(self) -> Array:
+            """``c_0, c_1, …``, at most one for each step."""
+
+    @property
+    def bands(self) -> int:
+        """Number of coefficients."""
+        return len(self.coefficients)
+
+    def toeplitz_coefficients(self) -> Array | None:
+        """Return the coefficients."""
+        return self.coefficients
+
+    @cached_property
+    def inverse_coefficients(self) -> Array:
+        """The first column of ``C⁻¹``."""
+        return power_series.inverse(self.coefficients, self.steps)
+
+    def _build_encoder(self) -> Array:
+        column = np.zeros(self.steps)
+        column[: len(self.coefficients)] = self.coefficients
+        encoder: Array = scipy.linalg.toeplitz(column, np.zeros(self.steps))
+        return encoder
+
+    def encoder_columns(self, rows: int | None = None) -> Columns:
+        """Return the columns, without a matrix."""
+        steps = self.steps if rows is None else rows
+        return ToeplitzColumns(self.coefficients, np.ones(steps), steps)
+
+    def band_rows(self, start: int, stop: int) -> Array:
+        """Return ``C[t, t − i]`` for ``start <= t < stop`` and ``i < bands``."""
+        back = np.arange(start, stop)[:, None] - np.arange(self.bands)
+        rows: Array = np.where(back >= 0, self.coefficients, 0.0)
+        return rows
+
+    def _iterate_variances(self, P: Array, N: Array) -> Array | None:
+        """The variances if ``B`` is Toeplitz too: cumulative sums of its squared first column."""
+        if not banded.is_time_invariant(P, N):
+            return None
+        arrives = banded.shift_rows(self.inverse_coefficients, self.workload.delay)
+        column = banded.solve(P, banded.apply(N, arrives))
+        variances: Array = np.cumsum(column**2)
+        return variances
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Toeplitz(Factorization):
-    """``C[i, j] = coefficients[i − j]``, 0 past the last of them; if ``normalized``, over the norm of its column."""
+class Toeplitz(ToeplitzEncoder):
+    """A Toeplitz encoder; if ``normalized``, each column is divided by its norm."""
 
     coefficients: Array
     normalized: bool
@@ -32,53 +82,43 @@ class Toeplitz(Factorization):
         coefficients = check.real_array("coefficients", self.coefficients, ndim=1)[: self.steps]
         if not len(coefficients) or coefficients[0] <= 0:
             raise ValueError(
-                "coefficients must begin with a positive one: otherwise the noise cannot be made"
+                "coefficients must begin with a positive one: the encoder must be invertible"
             )
         object.__setattr__(self, "coefficients", coefficients)
         check.flag("normalized", self.normalized)
 
-    def _build_encoder(self) -> Array:
-        column = np.zeros(self.steps)
-        column[: self.bands] = self.coefficients
-        encoder: Array = scipy.linalg.toeplitz(column, np.zeros(self.steps))
-        return encoder / self._column_norms
-
     @cached_property
     def _column_norms(self) -> Array:
-        """The last columns are cut off by the end of the matrix; 1 where nothing is scaled."""
+        """The norms that columns are divided by; the last columns are cut off by the last row."""
         norms = np.ones(self.steps)
         if self.normalized:
             lengths = np.minimum(np.arange(self.steps, 0, -1), self.bands)
             norms = np.sqrt(np.cumsum(self.coefficients**2))[lengths - 1]
         return norms
 
-    def _columns(self, rows: int | None = None) -> Columns:
+    def toeplitz_coefficients(self) -> Array | None:
+        """Return the coefficients; None if the columns are normalized."""
+        return None if self.normalized else self.coefficients
+
+    def _build_encoder(self) -> Array:
+        return super()._build_encoder() / self._column_norms
+
+    def encoder_columns(self, rows: int | None = None) -> Columns:
+        """Return the columns, without a matrix."""
         steps = self.steps if rows is None else rows
         return ToeplitzColumns(self.coefficients, self._column_norms[:steps], steps)
 
-    @property
-    def bands(self) -> int:
-        return len(self.coefficients)
-
     def band_rows(self, start: int, stop: int) -> Array:
+        """Return ``C[t, t − i]`` for ``start <= t < stop`` and ``i < bands``."""
         back = np.arange(start, stop)[:, None] - np.arange(self.bands)
         rows: Array = np.where(back >= 0, self.coefficients / self._column_norms[back], 0.0)
         return rows
 
-    # ---- how good it is, without a matrix where there is a way ---------------------------------------------
-
-    def _variances(self, P: Array, N: Array) -> Array | None:
-        if not self.normalized and banded.is_time_invariant(P, N):
-            return toeplitz_variances(self._inverse, P, N, self.workload)
-        if self.bands <= MOST_BANDS:
+    def _iterate_variances(self, P: Array, N: Array) -> Array | None:
+        variances = None if self.normalized else super()._iterate_variances(P, N)
+        if variances is None and self.bands <= MAX_VARIANCE_BANDS:
             return banded_variances(self.band_rows(0, self.steps), P, N, self.workload.delay)
-        return None
-
-    @cached_property
-    def _inverse(self) -> Array:
-        return power_series.inverse(self.coefficients, self.steps)
-
-    # ---- files ---------------------------------------------------------------------------------------------
+        return variances
 
     def _stored(self) -> dict[str, Any]:
         return {"coefficients": self.coefficients, "normalized": self.normalized}
@@ -89,7 +129,7 @@ class Toeplitz(Factorization):
 
 
 class ToeplitzColumns:
-    """Columns that are shifts of one another, cut off by the last row, over ``norms``: no matrix is formed."""
+    """Shifts of one column, cut off by the last row and divided by ``norms``; no matrix is formed."""
 
     def __init__(self, coefficients: Array, norms: Array, steps: int) -> None:
         self._c, self._norms, self.steps = coefficients[:steps], norms, steps
@@ -97,19 +137,23 @@ class ToeplitzColumns:
 
     @property
     def reach(self) -> int:
+        """Columns that are this many steps apart, or more, share no row."""
         return len(self._c)
 
     @cached_property
     def falling(self) -> bool:
-        # PRIVACY: scaled columns are no shifts of one another, and a coefficient that rises breaks the proof.   [G1]
+        """Whether the columns are shifts with non-negative coefficients that do not increase."""
+        # PRIVACY: normalized columns are no shifts of one another, and increases break the proof.   [G1]
         c = self._c
         return bool((self._norms == 1).all() and c[-1] >= 0 and (c[1:] <= c[:-1]).all())
 
     def squared_norms(self) -> Array:
+        """Return the squared norm of each column."""
         every = np.arange(self.steps)
         return self._products(every, np.zeros(self.steps, dtype=np.intp)) / self._norms**2
 
     def gram(self, indices: Indices) -> Array:
+        """Return the block of ``CᵀC`` at these steps."""
         if len(indices) > 1 and (strides := np.diff(indices)).min() == strides.max() > 0:
             return self._gram_at_even_distances(indices, int(strides[0]))
         later = np.maximum.outer(indices, indices)
@@ -119,7 +163,7 @@ class ToeplitzColumns:
         return gram
 
     def _gram_at_even_distances(self, indices: Indices, stride: int) -> Array:
-        """By diagonals, on each of which the lag is the same: time and memory of the result alone."""
+        """By diagonals, each of one lag: no more time and memory than the result takes."""
         n, left = len(indices), self.steps - 1 - indices
         gram = np.zeros((n, n))
         for d in range(min(n, -(-len(self._c) // stride))):
@@ -140,18 +184,10 @@ class ToeplitzColumns:
         return sums
 
     def _products(self, later: Indices, lag: Indices) -> Array:
-        """``Σ c_k c_{k+lag}`` over the rows that both columns reach, the later one beginning at ``later``."""
+        """``Σ c_k c_{k+lag}`` over the rows that both columns reach; the later begins at ``later``."""
         out = np.zeros(later.shape)
         for distance in np.unique(lag[lag < len(self._c)]):
             sums = self._sums_at(int(distance))
             which = lag == distance
             out[which] = sums[np.minimum(self.steps - 1 - later[which], len(sums) - 1)]
         return out
-
-
-def toeplitz_variances(inverse: Array, P: Array, N: Array, workload: Workload) -> Array:
-    """``‖b_t‖²`` for ``B = P⁻¹N Z^delay C⁻¹``, Toeplitz, from the first column of ``C⁻¹``."""
-    arrives = np.concatenate([np.zeros(workload.delay), inverse[: workload.steps - workload.delay]])
-    column = banded.solve(P, banded.apply(N, arrives))
-    variances: Array = np.cumsum(column**2)
-    return variances

@@ -39,9 +39,9 @@ class WriteAheadLedger:
         self._process = os.getpid()
         self._file: Any = None
         self._records: list[bytes] = []
-        key.hold(run)
+        key.require_owner(run)
         if key.path is None:
-            self._records = key.memory.setdefault(f"ledger {run} {rank}", [])
+            self._records = key.unsaved.setdefault(f"ledger {run} {rank}", [])
         else:
             self._path = Path(f"{key.path}.{run}.{rank}.ledger")
             self._file = _opened(self._path, key, f"{run}.{rank}")
@@ -108,7 +108,7 @@ class WriteAheadLedger:
     def drawn_in(key: Key, run: str) -> int | None:
         """How many steps any process of ``run`` has released, or was about to; None if there is no record of it."""
         if key.path is None:
-            kept = [len(v) for name, v in key.memory.items() if name.startswith(f"ledger {run} ")]
+            kept = [len(v) for name, v in key.unsaved.items() if name.startswith(f"ledger {run} ")]
         else:
             pattern = f"{glob.escape(key.path.name)}.{run}.*.ledger"
             kept = [p.stat().st_size // RECORD for p in key.path.parent.glob(pattern)]
@@ -183,7 +183,7 @@ def _opened(path: Path, key: Key, name: str) -> Any:
         if os.name == "posix" and found.st_mode & 0o077:
             os.fchmod(handle, 0o600)
         if not known:
-            key.note_ledger(name)
+            key.record_ledger(name)
     except BaseException:
         file.close()
         raise

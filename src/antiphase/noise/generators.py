@@ -1,13 +1,13 @@
-r"""Five ways to make the rows of ``σ·C⁻¹Z``, each with the memory it needs and no more.
+r"""Engines that make rows of ``σ·C⁻¹Z``, each with only the memory it needs.
 
-- `Ring`: an encoder with p diagonals remembers p − 1 rows.
-- `States`: a few vectors of state, time-varying (the full tree estimator; buffered encoders).
-- `Nodes`: the nodes of a tree, as many as it has levels.
-- `Moving`: an inverse of p diagonals; a row is a sum of p normals, drawn again where they are few.
-- `Regenerated`: any encoder; a block of rows at a time, for which every earlier normal is drawn again.
+- `RingBufferEngine`: an encoder with p diagonals; keeps p − 1 rows.
+- `BufferEngine`: a state of a few vectors, time-varying (buffered encoders, the full tree estimator).
+- `TreeEngine`: the nodes of a binary tree; keeps one vector for each level.
+- `BandedInverseEngine`: an inverse with p diagonals; a row is a sum of p normals.
+- `RegenerationEngine`: any encoder; makes blocks of rows, and draws all earlier normals again for each.
 
-All work on rows padded to whole chunks, a few chunks at a time, so that several threads can share a row. The results
-do not depend on how many, nor on the size of a block.
+Rows are padded to whole chunks and made a few chunks at a time, so that threads can share a row. The
+result depends neither on the number of threads nor on the size of a block.
 """
 
 from __future__ import annotations
@@ -22,17 +22,25 @@ import scipy
 
 from antiphase._util.checks import Array
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.inverse_toeplitz import InverseToeplitz
-from antiphase.factorizations.streaming import Streaming
+from antiphase.factorizations.noise_forms import BandedInverse, TreeEstimator
+from antiphase.factorizations.segments import Stream
 from antiphase.noise.normals import CHUNK, Normals, Row
 
-PANEL = 64  # how many earlier rows of normals are drawn before they are used
-DRAWN_AGAIN = 4  # earlier normals of a row that are drawn again rather than kept
+PANEL = 64  # rows of earlier normals that are drawn before they are used
+MAX_REDRAWN = 4  # earlier normals of a row up to which they are drawn again rather than kept
+MAX_RING_BANDS = 64  # beyond, drawing normals again is faster than reading so many rows
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A segment of whole chunks of one tensor, and where it lies in the padded row."""
+    """A range of whole chunks of one tensor.
+
+    Attributes:
+        normals: the normals of the tensor.
+        first_chunk: the first chunk, counted within the tensor.
+        start: where the range starts in the padded row.
+        stop: where it ends there.
+    """
 
     normals: Normals
     first_chunk: int
@@ -41,9 +49,13 @@ class Piece:
 
 
 class Engine(ABC):
-    """Makes rows in order; `begin` once a row, then `work` for each piece, in any order or thread."""
+    """Makes rows in order: `begin` once for each row, then `work` for each piece, in any order."""
 
-    piece_chunks = 32  # how many chunks a piece has at most
+    piece_chunks = 32
+    """Number of chunks in a piece, at most."""
+
+    regenerates = False
+    """Whether earlier normals are drawn again for every block of rows."""
 
     @property
     @abstractmethod
@@ -52,34 +64,71 @@ class Engine(ABC):
 
     @abstractmethod
     def begin(self, step: int) -> bool:
-        """Prepare row ``step``. False if the row is there already and `work` has nothing to do."""
+        """Prepare row ``step``; return False if it exists already and only `copy` is needed."""
 
     @abstractmethod
     def work(self, step: int, piece: Piece, out: Row) -> None:
-        """Make the piece of row ``step`` into ``out``, which is that piece of the row."""
+        """Make a piece of row ``step`` into ``out``, which is that part of the row."""
 
     def copy(self, step: int, piece: Piece, out: Row) -> None:
-        """Instead of `work`, where `begin` said False."""
-        raise RuntimeError(f"{type(self).__name__} has no row {step} at hand")
+        """Copy a piece of row ``step``, after `begin` returned False."""
+        raise RuntimeError(f"{type(self).__name__} does not keep row {step}")
 
     @abstractmethod
     def restart(self, step: int) -> int:
-        """Forget everything; the step from which rows must be made again to reach ``step``."""
+        """Forget the past and return the step from which to make rows again to reach ``step``."""
 
 
-class Ring(Engine):
-    """``y_t = (σz_t − Σ_{i<p} C[t, t−i] y_{t−i}) / C[t, t]``: p − 1 rows of memory."""
+def engine_for(factorization: Factorization, scale: float, width: int, memory: int) -> Engine:
+    """Return the engine for a factorization.
 
-    def __init__(self, factorization: Factorization, scale: float, width: int) -> None:
+    Args:
+        factorization: the factorization with encoder ``C``.
+        scale: σ, the standard deviation of ``Z``.
+        width: the length of a padded row.
+        memory: the bytes that may be kept from row to row.
+
+    Raises:
+        ValueError: the engine needs more memory. No other engine takes over.
+    """
+    match factorization.noise_form():
+        case Stream() as stream:
+            return BufferEngine(stream, scale, width, memory)
+        case TreeEstimator() as tree:
+            return TreeEngine(tree, scale, width, memory)
+        case BandedInverse() as inverse:
+            return BandedInverseEngine(inverse, scale, width, memory)
+    if factorization.bands <= MAX_RING_BANDS:
+        return RingBufferEngine(factorization, scale, width, memory)
+    return RegenerationEngine(factorization, scale, width, memory)
+
+
+def _check_memory(memory: int, needed: int, kept: str) -> None:
+    # PRIVACY: another engine rounds differently, and a resumed run must not change a bit.   [G12]
+    if needed > memory:
+        raise ValueError(
+            f"memory = {memory} bytes: {kept} takes {needed} bytes from step to step; give at least "
+            "that"
+        )
+
+
+class RingBufferEngine(Engine):
+    """``y_t = (σz_t − Σ_{i<p} C[t, t−i] y_{t−i}) / C[t, t]``: keeps p − 1 rows."""
+
+    def __init__(self, factorization: Factorization, scale: float, width: int, memory: int) -> None:
         self._factorization, self._scale = factorization, scale
-        self._past = factorization.bands - 1
+        bands = factorization.bands
+        _check_memory(memory, 4 * width * (bands - 1), f"an encoder of {bands} diagonals")
+        self._past = bands - 1
         self._ring = np.zeros((max(self._past, 1), width if self._past else 0), np.float32)
 
     @property
     def memory(self) -> int:
+        """Bytes kept from row to row."""
         return self._ring.nbytes
 
     def begin(self, step: int) -> bool:
+        """Read the row of the encoder."""
         row = self._factorization.band_rows(step, step + 1)[0]
         self._diagonal = float(row[0])
         self._coefficients = np.zeros(max(self._past, 1))
@@ -88,6 +137,7 @@ class Ring(Engine):
         return True
 
     def work(self, step: int, piece: Piece, out: Row) -> None:
+        """Make a piece of the row and keep it in the ring."""
         piece.normals.fill(step, piece.first_chunk, out)
         if self._past:
             slot = step % self._past
@@ -98,27 +148,32 @@ class Ring(Engine):
             scale_row(out, self._scale / self._diagonal)
 
     def restart(self, step: int) -> int:
+        """Start again at the encoder's last restart."""
         self._ring[:] = 0
         if not self._past:
             return step
         return max(start for start in self._factorization.restarts() if start <= step)
 
 
-class States(Engine):
-    """``y_i = (σz_i − r_iᵀS_i)/δ_i``, ``S_{i+1} = T_{i+1}S_i + g_i y_i``: one fused pass over the vectors of the
-    state."""
+class BufferEngine(Engine):
+    """``y_i = (σz_i − r_iᵀS_i)/δ_i``, ``S_{i+1} = T_{i+1}S_i + g_i y_i``: one pass over the state."""
 
-    def __init__(self, factorization: Streaming, scale: float, width: int) -> None:
-        self._factorization, self._scale = factorization, scale
-        self._state = np.zeros((factorization.buffers, width), state_type(factorization))
+    def __init__(self, stream: Stream, scale: float, width: int, memory: int) -> None:
+        self._stream, self._scale = stream, scale
+        kind = state_type(stream)
+        needed = stream.buffers * width * np.dtype(kind).itemsize
+        _check_memory(memory, needed, f"a state of {stream.buffers} buffers")
+        self._state = np.zeros((stream.buffers, width), kind)
         self._row = -1
 
     @property
     def memory(self) -> int:
+        """Bytes kept from row to row."""
         return self._state.nbytes
 
     def begin(self, step: int) -> bool:
-        segment, place = self._factorization.segment_at(step)
+        """Look up the coefficients of the step; -1 as the row stands for independent noise."""
+        segment, place = self._stream.at(step)
         if place == 0:
             self._state[:] = 0
         row = place
@@ -126,15 +181,13 @@ class States(Engine):
             row = int(np.searchsorted(segment.live, place))
         self._row = row if row < len(segment.live) and segment.live[row] == place else -1
         if self._row >= 0:
-            after = (
-                segment.move[row + 1]
-                if row + 1 < len(segment.move)
-                else np.zeros_like(segment.move[row])
-            )
+            last = row + 1 == len(segment.move)
+            after = np.zeros_like(segment.move[row]) if last else segment.move[row + 1]
             self._coefficients = segment.r[row], segment.g[row], after, float(segment.delta[row])
         return True
 
     def work(self, step: int, piece: Piece, out: Row) -> None:
+        """Make a piece of the row and move its state on."""
         piece.normals.fill(step, piece.first_chunk, out)
         if self._row < 0:
             scale_row(out, self._scale)
@@ -142,31 +195,40 @@ class States(Engine):
             state_step(out, self._state, piece.start, *self._coefficients, self._scale)
 
     def restart(self, step: int) -> int:
+        """Start again at the start of the segment."""
         self._state[:] = 0
-        return max(start for start in self._factorization.restarts() if start <= step)
+        return max(start for start in self._stream.starts if start <= step)
 
 
-def state_type(factorization: Streaming) -> type[np.float32] | type[np.float64]:
-    """float32, but float64 where a node's vectors are nearly equal and their small differences are what counts."""
-    longest = max(segment.r.shape[2] for segment in factorization.distinct)
+def state_type(stream: Stream) -> type[np.float32] | type[np.float64]:
+    """Return the type of the state: float64 if a buffer has several vectors.
+
+    These are nearly equal, and their small differences matter.
+    """
+    longest = max(segment.r.shape[2] for segment in stream.distinct)
     return np.float32 if longest == 1 else np.float64
 
 
-class Nodes(Engine):
-    """A tree's nodes as a binary counter: when step t completes a node, the estimates below it are taken back."""
+class TreeEngine(Engine):
+    """A tree's nodes as a binary counter: a completed node replaces the estimates below it."""
 
-    def __init__(self, steps: int, honaker: bool, scale: float, width: int) -> None:
-        self._honaker, self._scale = honaker, scale
-        self._left = np.zeros((steps.bit_length(), width), np.float32)
+    def __init__(self, tree: TreeEstimator, scale: float, width: int, memory: int) -> None:
+        self._honaker, self._scale = tree.honaker, scale
+        levels = tree.steps.bit_length()
+        _check_memory(memory, 4 * width * levels, f"a tree over {tree.steps} steps")
+        self._left = np.zeros((levels, width), np.float32)
 
     @property
     def memory(self) -> int:
+        """Bytes kept from row to row."""
         return self._left.nbytes
 
     def begin(self, step: int) -> bool:
+        """Prepare nothing."""
         return True
 
     def work(self, step: int, piece: Piece, out: Row) -> None:
+        """Make a piece of the row and the estimate of the node that it completes."""
         count = step + 1
         top = (count & -count).bit_length() - 1  # the largest node that ends here
         left = self._left[:, piece.start : piece.stop]
@@ -188,28 +250,37 @@ class Nodes(Engine):
         left[top] = estimate
 
     def restart(self, step: int) -> int:
+        """Start again at the first step."""
         self._left[:] = 0
         return 0
 
 
-class Moving(Engine):
-    """``y_t = σ Σ_{i<p} c_i z_{t−i}`` with ``c`` the inverse's coefficients: p − 1 rows of normals, or none."""
+class BandedInverseEngine(Engine):
+    """``y_t = σ Σ_{i<p} c_i z_{t−i}`` with ``c`` the inverse's coefficients.
 
-    def __init__(self, factorization: InverseToeplitz, scale: float, width: int) -> None:
-        self._inverse, self._scale = factorization.inverse, scale
+    Earlier normals are kept, or drawn again if they are few.
+    """
+
+    def __init__(self, inverse: BandedInverse, scale: float, width: int, memory: int) -> None:
+        self._inverse, self._scale = inverse.coefficients, scale
         self._past = len(self._inverse) - 1
-        self._keeps = self._past > DRAWN_AGAIN
+        self._keeps = self._past > MAX_REDRAWN
+        needed = 4 * width * self._past * self._keeps
+        _check_memory(memory, needed, f"an inverse of {self._past + 1} diagonals")
         self._kept = np.zeros((self._past, width) if self._keeps else (0, 0), np.float32)
 
     @property
     def memory(self) -> int:
+        """Bytes kept from row to row."""
         return self._kept.nbytes
 
     def begin(self, step: int) -> bool:
+        """Find which earlier normals the row uses."""
         self._earlier = range(1, 1 + min(step, self._past))
         return True
 
     def work(self, step: int, piece: Piece, out: Row) -> None:
+        """Make a piece of the row."""
         past = np.empty((len(self._earlier), len(out)), np.float32)
         for back in self._earlier:
             if self._keeps:
@@ -222,13 +293,18 @@ class Moving(Engine):
         moving_step(out, past, self._inverse, self._scale)
 
     def restart(self, step: int) -> int:
+        """Start again where the first of the normals that are needed was kept."""
         return max(step - self._past, 0) if self._keeps else step
 
 
-class Regenerated(Engine):
-    """Rows of ``σC⁻¹`` times the normals, K rows at a time; each earlier normal is drawn once for every K rows."""
+class RegenerationEngine(Engine):
+    """Rows of ``σC⁻¹`` times the normals, K rows at a time.
+
+    Each earlier normal is drawn once for every K rows.
+    """
 
     piece_chunks = 8
+    regenerates = True
 
     def __init__(self, factorization: Factorization, scale: float, width: int, memory: int) -> None:
         self._scale = scale
@@ -238,17 +314,20 @@ class Regenerated(Engine):
         self._rows = min(memory // (4 * width) // 4 * 4, -(-longest // 4) * 4)
         if self._rows < 4:
             raise ValueError(
-                f"memory = {memory} bytes: this mechanism needs room for four rows of noise, {16 * width} bytes"
+                f"memory = {memory} bytes: this mechanism needs room for four rows of noise, "
+                f"{16 * width} bytes"
             )
-        # Chunk by chunk, so that what is worked on at one time lies together.
+        # Chunk by chunk, so that what is worked on at one time is contiguous.
         self._made = np.zeros((width // CHUNK, self._rows, CHUNK), np.float32)
         self._first, self._last, self._block = 0, 0, 0
 
     @property
     def memory(self) -> int:
+        """Bytes kept from row to row."""
         return self._made.nbytes
 
     def begin(self, step: int) -> bool:
+        """Invert the encoder's block, unless the row was made with an earlier one."""
         if self._first <= step < self._last:
             return False
         while self._block + 1 < len(self._blocks) and self._blocks[self._block + 1][0] <= step:
@@ -266,6 +345,7 @@ class Regenerated(Engine):
         return True
 
     def work(self, step: int, piece: Piece, out: Row) -> None:
+        """Make a piece of all rows of the block, and copy it for this one."""
         start = self._blocks[self._block][0]
         first, last = self._first - start, self._last - start
         made = self._made[piece.start // CHUNK : piece.stop // CHUNK]
@@ -273,7 +353,7 @@ class Regenerated(Engine):
         panel = np.zeros((len(made), PANEL, CHUNK), np.float32)
         for begin in range(0, last, PANEL):
             end = min(begin + PANEL, last)
-            top = max(first, begin) // 4 * 4  # rows above it do not see these normals
+            top = max(first, begin) // 4 * 4  # rows above do not depend on these normals
             top = max(top, first)
             coefficients = np.zeros((-(-(last - top) // 4) * 4, PANEL), np.float32)
             coefficients[: last - top, : end - begin] = self._inverse[top:last, begin:end]
@@ -286,19 +366,22 @@ class Regenerated(Engine):
         self.copy(step, piece, out)
 
     def copy(self, step: int, piece: Piece, out: Row) -> None:
+        """Copy a piece of a row that was made with an earlier one."""
         made = self._made[piece.start // CHUNK : piece.stop // CHUNK, step - self._first]
         out.reshape(made.shape)[:] = made
 
     def restart(self, step: int) -> int:
+        """Start again at ``step`` itself."""
         self._first = self._last = self._block = 0
         return step
 
 
-# ---- the inner loops; float64 coefficients, float32 rows, no reassociation ---------------------------------
+# ---- inner loops: float64 coefficients, float32 rows, no reassociation ------------------------
 
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)
 def scale_row(row: Row, scale: float) -> None:
+    """Multiply the row by ``scale``."""
     for i in range(row.shape[0]):
         row[i] = np.float32(row[i] * scale)
 
@@ -307,6 +390,7 @@ def scale_row(row: Row, scale: float) -> None:
 def ring_step(
     row: Row, ring: Row, start: int, coefficients: Array, diagonal: float, scale: float, slot: int
 ) -> None:
+    """Replace normals by a row of noise, and keep it in the ring at ``slot``."""
     sums = np.empty(CHUNK)
     for offset in range(0, row.shape[0], CHUNK):
         here = row[offset : offset + CHUNK]
@@ -327,6 +411,7 @@ def ring_step(
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)
 def moving_step(row: Row, past: Row, coefficients: Array, scale: float) -> None:
+    """Replace normals by a sum of them and of the ``past`` ones."""
     sums = np.empty(CHUNK)
     for offset in range(0, row.shape[0], CHUNK):
         here = row[offset : offset + CHUNK]
@@ -344,7 +429,10 @@ def moving_step(row: Row, past: Row, coefficients: Array, scale: float) -> None:
 def state_step(
     row: Row, state: Any, start: int, r: Array, g: Array, move: Array, delta: float, scale: float
 ) -> None:
-    """The vectors of node k, newest first, are ``state[q·k : q·(k + 1)]``."""
+    """Replace normals by a row of noise, and move the state on.
+
+    The vectors of buffer k, newest first, are ``state[q·k : q·(k + 1)]``.
+    """
     m, q = r.shape
     sums, new = np.empty(CHUNK), np.empty(CHUNK)
     for offset in range(0, row.shape[0], CHUNK):
@@ -387,9 +475,12 @@ def state_step(
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)
 def accumulate(c: Row, z: Row, made: Row, top: int) -> None:
-    """``made[top:] += c @ z``, chunk by chunk, each entry summed in the order of the steps, whatever the shapes."""
+    """Add ``c @ z`` to ``made[top:]``, chunk by chunk.
+
+    Each entry is summed in the order of the steps, whatever the shapes.
+    """
     for chunk in range(made.shape[0]):
-        for r in range(0, min(c.shape[0], made.shape[1] - top), 4):  # numba looks at no bounds
+        for r in range(0, min(c.shape[0], made.shape[1] - top), 4):  # Numba does not check bounds
             m0, m1 = made[chunk, top + r], made[chunk, top + r + 1]
             m2, m3 = made[chunk, top + r + 2], made[chunk, top + r + 3]
             for j in range(0, c.shape[1], 4):

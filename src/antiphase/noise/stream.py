@@ -1,4 +1,4 @@
-"""`NoiseStream`: the rows of ``σ·C⁻¹Z``, one a step, each a pure function of key, run, mechanism and step."""
+"""`NoiseStream`: the rows of ``σ·C⁻¹Z``, one for each step."""
 
 from __future__ import annotations
 
@@ -15,58 +15,71 @@ import numpy as np
 from antiphase._util import checks as check
 from antiphase.errors import HorizonError, ReplayError, StateError
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.blt import Blt
-from antiphase.factorizations.inverse_toeplitz import InverseToeplitz
-from antiphase.factorizations.streaming import Streaming
-from antiphase.factorizations.tree import Tree, full_estimator_stream
-from antiphase.noise.generators import (
-    DRAWN_AGAIN,
-    Engine,
-    Moving,
-    Nodes,
-    Piece,
-    Regenerated,
-    Ring,
-    States,
-    state_type,
-)
-from antiphase.noise.key import NOISE, Key
+from antiphase.noise.generators import Piece, engine_for
+from antiphase.noise.key import NOISE_VERSION, Key
 from antiphase.noise.normals import CHUNK, Normals, Row
 
-LONGEST_RING = 64  # diagonals; beyond, drawing normals again is cheaper than reading so many rows
-WORTH_A_THREAD = 64 * CHUNK  # numbers; a shorter row is made faster by one thread
+MIN_THREADED_WIDTH = 64 * CHUNK  # numbers; one thread makes a shorter row faster than several
+MAX_THREADS = 4  # unless more are asked for
 
 
-class Plan(Protocol):
-    """What a stream needs of a mechanism."""
+class CalibratedMechanism(Protocol):
+    """What a stream needs of a mechanism: the encoder, the scale, and words about both."""
 
     @property
-    def factorization(self) -> Factorization: ...
+    def factorization(self) -> Factorization:
+        """The factorization with encoder ``C``."""
+
     @property
-    def noise_scale(self) -> float: ...
+    def noise_scale(self) -> float:
+        """σ, the standard deviation of ``Z``."""
+
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """The hash of the mechanism, from which subkeys are derived."""
+
     def statement(
         self, delta: float | None = None, *, released: int | None = None, insecure: bool = False
-    ) -> Any: ...
+    ) -> Any:
+        """Return the privacy statement."""
 
 
 class NoiseStream:
-    """What to add to the sum of clipped gradients, step by step: float32 rows, or dictionaries of tensors.
+    """What to add to the sum of clipped gradients in each step: float32 rows.
 
-    Guarantee: the rows together have the law of ``noise_scale·C⁻¹Z`` with independent standard normal ``Z``.   [G8]
-    Guarantee: a row depends on the key, the run, the mechanism, the step and the tensor's name alone: no global
-    generator is read or written, and threads, memory and restarts change no bit.   [G12]
-    Guarantee: after the last step of the plan, `HorizonError`, and nothing is drawn.   [G13]
+    Created by `Mechanism.noise`, and after a restart by `Mechanism.resume`.
 
-    ``memory`` bounds what the stream may keep (``"512MB"``); ``threads`` is chosen by the length of the row unless
-    given. ``first_chunks`` is for a part of a tensor: how many chunks of the whole one come before it. A stream that
-    goes on after a restart is made by `restore`.
+    Guarantee: the rows together have the law of ``noise_scale·C⁻¹Z`` with independent standard
+    normal ``Z``.   [G8]
+    Guarantee: a row depends only on the key, the run, the mechanism, the step and the tensor's name.
+    No global generator is read or written; threads, memory and restarts change no bit.   [G12]
+    Guarantee: after the last step of the plan `HorizonError` is raised, and nothing is drawn.
+    [G13]
+
+    Args:
+        mechanism: the calibrated mechanism.
+        dimension: the length of a row, if rows are arrays.
+        key: the secret that the noise is a function of.
+        shapes: the shapes of tensors by name, if rows are dictionaries of arrays.
+        run: the id of a run of this key; a new run unless given.
+        memory: what the stream may keep from row to row, in bytes or as ``"512MB"``.
+        threads: the number of threads; chosen by the length of a row unless given.
+        first_chunks: for parts of tensors: the number of chunks of the whole tensor before the part.
+
+    Raises:
+        ValueError: the noise needs more memory, or an argument is out of range.
+
+    Example:
+        >>> import antiphase as ap
+        >>> mechanism = ap.calibrate(ap.design("dp-sgd", steps=2), noise_multiplier=1.0)
+        >>> stream = mechanism.noise(3, key=ap.Key.insecure(0))
+        >>> stream.next().shape, stream.position, stream.remaining
+        ((3,), 1, 1)
     """
 
     def __init__(
         self,
-        plan: Plan,
+        mechanism: CalibratedMechanism,
         dimension: int | None = None,
         *,
         key: Key,
@@ -76,33 +89,22 @@ class NoiseStream:
         threads: int | None = None,
         first_chunks: Mapping[str, int] | None = None,
     ) -> None:
-        self._plan = plan
+        self._mechanism = mechanism
         check.instance("key", key, Key)
         self._insecure = key.is_insecure
         self._shapes, self._flat = _checked_shapes(dimension, shapes)
-        budget = parse_memory(memory)
         sizes = [math.prod(shape) for shape in self._shapes.values()]
         starts = [0, *np.cumsum([-(-size // CHUNK) * CHUNK for size in sizes]).tolist()]
         self._width = starts[-1]
         self._slices = [
             slice(start, start + size) for start, size in zip(starts, sizes, strict=False)
         ]
-        self._engine = engine_for(plan.factorization, plan.noise_scale, self._width, budget)
-        self._run = key.start_run(plan.digest) if run is None else key.check_run(run)
-        # PRIVACY: one subkey for each (run, mechanism, tensor); the step and the place are in the counter.   [G12]
-        normals = [
-            Normals(key.subkey("noise", self._run, plan.digest, name)) for name in self._shapes
-        ]
-        offsets = [0 if first_chunks is None else first_chunks[name] for name in self._shapes]
-        length = self._engine.piece_chunks * CHUNK
-        self._pieces = [
-            Piece(source, offset + (first - start) // CHUNK, first, min(first + length, stop))
-            for source, offset, start, stop in zip(
-                normals, offsets, starts, starts[1:], strict=False
-            )
-            for first in range(start, stop, length)
-        ]
-        most = 1 if self._width < WORTH_A_THREAD else min(os.cpu_count() or 1, 4)
+        self._engine = engine_for(
+            mechanism.factorization, mechanism.noise_scale, self._width, parse_memory(memory)
+        )
+        self._run = key.start_run(mechanism.digest) if run is None else key.check_run(run)
+        self._pieces = self._split(key, starts, first_chunks)
+        most = 1 if self._width < MIN_THREADED_WIDTH else min(os.cpu_count() or 1, MAX_THREADS)
         self._threads = most if threads is None else check.whole_number("threads", threads)
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: tuple[Row, Future[None]] | None = None  # the next row, made in the background
@@ -111,38 +113,55 @@ class NoiseStream:
         self._lock = threading.Lock()
         self._process = os.getpid()
 
-    # ---- where it stands -----------------------------------------------------------------------------------
+    def _split(
+        self, key: Key, starts: list[int], first_chunks: Mapping[str, int] | None
+    ) -> list[Piece]:
+        """The pieces that threads share out; none of them spans two tensors."""
+        length = self._engine.piece_chunks * CHUNK
+        pieces = []
+        for name, start, stop in zip(self._shapes, starts, starts[1:], strict=False):
+            # PRIVACY: one subkey for each (run, mechanism, tensor); the counter has step and place.   [G12]
+            normals = Normals(key.subkey("noise", self._run, self._mechanism.digest, name))
+            offset = 0 if first_chunks is None else first_chunks[name]
+            for first in range(start, stop, length):
+                chunk = offset + (first - start) // CHUNK
+                pieces.append(Piece(normals, chunk, first, min(first + length, stop)))
+        return pieces
 
     @property
     def steps(self) -> int:
-        """How many rows there are in all."""
-        return self._plan.factorization.steps
+        """Number of rows in total."""
+        return self._mechanism.factorization.steps
 
     @property
     def position(self) -> int:
-        """How many rows have been given out or skipped."""
+        """Number of rows that were returned or skipped."""
         return self._position
 
     @property
     def remaining(self) -> int:
+        """Number of rows that are left."""
         return self.steps - self._position
 
     @property
     def run(self) -> str:
-        """The id of the run: public, and needed to go on after a restart."""
+        """The id of the run: public, and needed to resume."""
         return self._run
 
     @property
     def memory(self) -> int:
-        """Bytes that the stream keeps between rows."""
+        """Bytes kept from row to row."""
         return self._engine.memory
 
     def state(self) -> dict[str, Any]:
-        """All that `restore` needs besides the mechanism and the key. No secret is in it, nor any noise."""
+        """Return what `restore` needs in addition to the mechanism and the key.
+
+        It contains no secret and no noise.
+        """
         shapes = {name: list(shape) for name, shape in self._shapes.items()}
         return {
-            "version": NOISE,
-            "mechanism": self._plan.digest,
+            "version": NOISE_VERSION,
+            "mechanism": self._mechanism.digest,
             "run": self._run,
             "position": self._position,
             "shapes": shapes,
@@ -152,57 +171,70 @@ class NoiseStream:
     @classmethod
     def restore(
         cls,
-        plan: Plan,
+        mechanism: CalibratedMechanism,
         state: Any,
         *,
         key: Key,
         memory: str | int = "512MB",
         threads: int | None = None,
     ) -> NoiseStream:
-        """The stream that goes on where `state` was taken, bit for bit; in another process too.
+        """Return the stream that continues where `state` was taken, bit for bit.
 
-        Noise that depends on all the past is made again from the last restart on, since a checkpoint must not hold it.
+        Also in another process. Noise that depends on earlier rows is made again from the last
+        restart on, since a checkpoint must not contain it.
+
+        Args:
+            mechanism: the mechanism of the stream whose state it is.
+            state: what `state` returned.
+            key: the key of that stream.
+            memory: as for a new stream.
+            threads: as for a new stream.
+
+        Raises:
+            StateError: this is not a state, or that of another mechanism.
         """
         try:
-            version, mechanism, position = state["version"], state["mechanism"], state["position"]
+            version, digest, position = state["version"], state["mechanism"], state["position"]
             shapes = {str(name): tuple(shape) for name, shape in state["shapes"].items()}
             flat, run = bool(state["flat"]), str(state["run"])
-            # PRIVACY: another version draws other normals, and would take back noise that was never added.   [G12]
-            if (
-                version != NOISE
-                or isinstance(position, bool)
-                or not isinstance(position, int)
-                or position < 0
-            ):
+            # PRIVACY: another version draws other normals and would subtract noise never added.   [G12]
+            if version != NOISE_VERSION or type(position) is not int or position < 0:
                 raise ValueError(f"version {version!r}, position {position!r}")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"this is not the state of a noise stream ({error})") from error
-        if mechanism != plan.digest:
-            # PRIVACY: the same normals under another encoder would let the two releases be compared.   [G12]
+        if digest != mechanism.digest:
+            # PRIVACY: the same normals under another encoder would make two releases comparable.   [G12]
             raise StateError(
-                f"the state belongs to mechanism {str(mechanism)[:16]}…, not to {plan.digest[:16]}…: no noise was "
-                "drawn. Use the mechanism it was taken with"
+                f"the state belongs to mechanism {str(digest)[:16]}…, not to "
+                f"{mechanism.digest[:16]}…: no noise was drawn. Use the mechanism it was taken with"
             )
-        size: Any = (
-            {"dimension": math.prod(shapes[""])}
-            if flat and list(shapes) == [""]
-            else {"shapes": shapes}
-        )
-        stream = cls(plan, key=key, run=run, memory=memory, threads=threads, **size)
+        size: Any = {"shapes": shapes}
+        if flat and list(shapes) == [""]:
+            size = {"dimension": math.prod(shapes[""])}
+        stream = cls(mechanism, key=key, run=run, memory=memory, threads=threads, **size)
         stream.skip(position)
         return stream
 
     def statement(self, delta: float | None = None) -> Any:
-        """The mechanism's statement, with what has been released so far and whether the key is a secret."""
-        return self._plan.statement(delta, released=self._position, insecure=self._insecure)
+        """Return the privacy statement of the rows released so far.
 
-    # ---- rows ----------------------------------------------------------------------------------------------
+        It says whether the key is secret.
+
+        Args:
+            delta: the δ to state ε for; the mechanism's unless given.
+        """
+        return self._mechanism.statement(delta, released=self._position, insecure=self._insecure)
 
     def next(self, out: Any = None) -> Any:
-        """The next row: a float32 array of the dimension, or a dictionary of arrays of the shapes.
+        """Return the next row: a float32 array, or a dictionary of arrays.
 
-        ``out``, if given, is written to and returned: float32 arrays, or torch tensors on the CPU, whose memory is
-        used as it is.
+        Args:
+            out: what to write to and return instead: float32 arrays, or torch tensors on the CPU,
+                whose memory is written in place.
+
+        Raises:
+            HorizonError: the plan has no more rows.
+            ReplayError: this process was forked from the one that made the stream.
         """
         self._refuse_in_a_fork()
         targets = None if out is None else self._targets(out)
@@ -222,26 +254,22 @@ class NoiseStream:
         return views[0] if self._flat else dict(zip(self._shapes, views, strict=True))
 
     def prepare(self) -> None:
-        """Begin to make the next row in the background, by one thread; `next` waits for it.
+        """Start to make the next row in a background thread; `next` waits for it.
 
-        Nothing is given out by that, and no bit changes. For a short row, which is made sooner than a thread wakes up,
-        nothing is done.
+        This returns nothing and changes no bit. Short rows are made faster than a thread starts, so
+        nothing is done for them.
         """
-        self._refuse_in_a_fork()  # whose threads are gone
+        self._refuse_in_a_fork()  # a forked process has none of the threads
         with self._lock:
-            if (
-                self._ahead is None
-                and not self._broken
-                and self.remaining
-                and self._width >= WORTH_A_THREAD
-            ):
+            idle = self._ahead is None and not self._broken
+            if idle and self.remaining and self._width >= MIN_THREADED_WIDTH:
                 row = np.empty(self._width, np.float32)
-                self._ahead = row, self._others().submit(self._make, self._position, row, 1)
+                self._ahead = row, self._workers().submit(self._make, self._position, row, 1)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        # PRIVACY: a copy would give out the same rows a second time.   [G12]
+        # PRIVACY: a copy would return the same rows a second time.   [G12]
         raise TypeError(
-            "a NoiseStream is not copied or pickled: keep its state(), and resume from it"
+            "a NoiseStream cannot be copied or pickled: keep its state(), and resume from it"
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -249,7 +277,7 @@ class NoiseStream:
             yield self.next()
 
     def skip(self, count: int) -> None:
-        """Go on ``count`` rows without giving them out."""
+        """Move on by ``count`` rows without returning them."""
         count = check.whole_number("count", count, minimum=0)
         self._refuse_in_a_fork()
         with self._lock:
@@ -258,7 +286,7 @@ class NoiseStream:
                 return
             target = self._position + count
             if self._ahead is not None:
-                self._take()  # the engine is done with it, and may start anew
+                self._take()  # the engine must have finished this row before it restarts
             row = np.empty(self._width, np.float32)
             self._broken = True
             for step in range(self._engine.restart(target), target):
@@ -267,38 +295,37 @@ class NoiseStream:
             self._broken = False
 
     def _refuse_in_a_fork(self) -> None:
-        # PRIVACY: parent and child would both give out the same rows, for sums of their own.   [G15]
+        # PRIVACY: parent and child would release the same rows with different sums.   [G15]
         if os.getpid() != self._process:
             raise ReplayError(
-                f"process {os.getpid()}: this stream was made by process {self._process}, and a forked process would "
-                "give out the same rows of noise. Nothing was drawn. Make the stream in the process that uses it"
+                f"process {os.getpid()}: this stream was made by process {self._process}, and a "
+                "forked process would release the same rows of noise. Nothing was drawn. Make the "
+                "stream in the process that uses it"
             )
 
     def _refuse_past_horizon(self, count: int) -> None:
         if self._broken:
-            raise RuntimeError(
-                "a row was interrupted half-way; restore the stream from its state()"
-            )
+            raise RuntimeError("making a row was interrupted; restore the stream from its state()")
         if count > self.remaining:
-            # PRIVACY: past the plan there is no noise that is accounted for.   [G13]
+            # PRIVACY: the accounting covers no rows past the plan.   [G13]
             raise HorizonError(
-                f"{count} more row(s) after {self._position} of {self.steps}, and the plan has no more. "
-                "Nothing was drawn. Design one for as many steps as training takes"
+                f"{count} more row(s) after {self._position} of {self.steps}, and the plan has no "
+                "more. Nothing was drawn. Design a mechanism for as many steps as training takes"
             )
 
     def _take(self) -> Row:
-        """The row at hand, made now unless it was begun; the stream is broken until the caller says otherwise."""
+        """The next row, made now unless it was prepared. The caller must reset ``_broken``."""
         self._broken = True
         if self._ahead is None:
             row = np.empty(self._width, np.float32)
             self._make(self._position, row, self._threads)
             return row
-        row, made = self._ahead
-        made.result()
+        row, future = self._ahead
+        future.result()
         self._ahead = None
         return row
 
-    def _others(self) -> ThreadPoolExecutor:
+    def _workers(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(
                 max(self._threads - 1, 1), thread_name_prefix="antiphase-noise"
@@ -306,44 +333,45 @@ class NoiseStream:
         return self._pool
 
     def _make(self, step: int, row: Row, threads: int) -> None:
-        """Row ``step`` into ``row``, by so many threads."""
+        """Make row ``step`` into ``row``, with this many threads."""
         task = self._engine.work if self._engine.begin(step) else self._engine.copy
 
-        def share(which: int) -> None:
-            for piece in self._pieces[which::threads]:
+        def share(first: int) -> None:
+            for piece in self._pieces[first::threads]:
                 task(step, piece, row[piece.start : piece.stop])
 
         threads = min(threads, len(self._pieces))
-        others = [self._others().submit(share, which) for which in range(1, threads)]
+        futures = [self._workers().submit(share, first) for first in range(1, threads)]
         share(0)
-        for other in others:
-            other.result()
+        for future in futures:
+            future.result()
 
     def _targets(self, out: Any) -> list[Any]:
         given = [out] if self._flat else [out[name] for name in self._shapes]
         targets: list[Any] = []
         for (name, shape), target in zip(self._shapes.items(), given, strict=True):
-            # PRIVACY: noise written to a copy, or one number for many places, protects nothing.   [G8]
+            # PRIVACY: noise in a copy, or one number in many places, protects nothing.   [G8]
             array = target if isinstance(target, np.ndarray) else _memory_of(target)
             if array is None or any(
                 s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)
             ):
                 raise ValueError(
-                    f"out = {type(target).__name__}: a float32 array or a CPU tensor of its own memory is needed"
+                    f"out = {type(target).__name__}: give a float32 array or a CPU tensor that has "
+                    "its own memory"
                 )
             if any(np.may_share_memory(array, other) for other in targets):
-                raise ValueError("out has two names for the same memory")
+                raise ValueError("out has two tensors that share memory; give each its own")
             if array.dtype != np.float32 or array.shape != shape or not array.flags.writeable:
                 raise ValueError(
-                    f"out{f'[{name!r}]' if name else ''} has shape {array.shape} and type {array.dtype}; a float32 "
-                    f"array of shape {shape} that can be written to is needed"
+                    f"out{f'[{name!r}]' if name else ''} has shape {array.shape} and type "
+                    f"{array.dtype}; a writable float32 array of shape {shape} is needed"
                 )
             targets.append(array)
         return targets
 
 
 def _memory_of(tensor: Any) -> Any:
-    """The memory of a torch tensor on the CPU as an array, or None: not a copy of it."""
+    """The memory of a torch tensor on the CPU as an array; None if there is only a copy."""
     try:
         array = tensor.detach().numpy()
     except (AttributeError, TypeError, RuntimeError):
@@ -353,53 +381,12 @@ def _memory_of(tensor: Any) -> Any:
     )
 
 
-def engine_for(factorization: Factorization, scale: float, width: int, memory: int) -> Engine:
-    """The cheapest way to make the noise within ``memory`` bytes."""
-    if isinstance(factorization, Tree):
-        needed = 4 * width * factorization.steps.bit_length()
-        if needed > memory:
-            raise ValueError(
-                f"memory = {memory} bytes: a tree over {factorization.steps} steps keeps {needed} bytes"
-            )
-        if factorization.estimator == "full":
-            return States(full_estimator_stream(factorization), scale, width)
-        return Nodes(factorization.steps, factorization.estimator == "online", scale, width)
-    if isinstance(factorization, InverseToeplitz):
-        past = len(factorization.inverse) - 1
-        needed = 4 * width * past * (past > DRAWN_AGAIN)
-        if needed > memory:
-            raise ValueError(
-                f"memory = {memory} bytes: an inverse of {past + 1} diagonals keeps {needed} bytes of rows"
-            )
-        return Moving(factorization, scale, width)
-    if isinstance(factorization, Blt):
-        factorization = factorization.stream
-    if isinstance(factorization, Streaming):
-        vector = width * np.dtype(state_type(factorization)).itemsize
-        needed = vector * factorization.buffers
-        if needed > memory:
-            raise ValueError(
-                f"memory = {memory} bytes: {factorization.buffers} buffers of {vector} bytes need {needed}. "
-                "Give more, or design with fewer buffers"
-            )
-        return States(factorization, scale, width)
-    bands = factorization.bands
-    if bands <= LONGEST_RING:
-        needed = 4 * width * (bands - 1)
-        if needed > memory:
-            # PRIVACY: the other engine rounds otherwise, and a run that goes on must not change a bit.   [G12]
-            raise ValueError(
-                f"memory = {memory} bytes: an encoder of {bands} diagonals keeps {needed} bytes of rows"
-            )
-        return Ring(factorization, scale, width)
-    return Regenerated(factorization, scale, width, memory)
-
-
 def parse_memory(memory: str | int) -> int:
-    """Bytes, from a number or from words like ``"512MB"``.
+    """Return a number of bytes, from a number or a size like ``"512MB"``.
 
-    >>> parse_memory("1.5 GB")
-    1500000000
+    Example:
+        >>> parse_memory("1.5 GB")
+        1500000000
     """
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.IGNORECASE)

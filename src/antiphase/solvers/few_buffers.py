@@ -34,7 +34,8 @@ import numpy as np
 
 from antiphase._util.checks import Array, Indices
 from antiphase._util.progress import Progress
-from antiphase.factorizations.streaming import Segment, Streaming
+from antiphase.factorizations.segments import Segment
+from antiphase.factorizations.streaming import Streaming
 from antiphase.linalg.lbfgs import descend
 from antiphase.objective import Objective
 from antiphase.participation import Once, Participation

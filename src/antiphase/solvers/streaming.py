@@ -9,7 +9,8 @@ import numpy as np
 
 from antiphase._util.checks import Array, Indices
 from antiphase._util.progress import Progress
-from antiphase.factorizations.streaming import FIELDS, Segment, Streaming, _variances
+from antiphase.factorizations.segments import FIELDS, Segment, Stream
+from antiphase.factorizations.streaming import Streaming
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.objective import Average, Objective
 from antiphase.participation import Participation
@@ -144,7 +145,7 @@ def solved_block(
     def error(segment: Segment) -> float:
         norms = segment.squared_norms().max()
         assert block.recurrence is not None
-        return float(norms * (weights**2 @ _variances([segment], *block.recurrence)))
+        return float(norms * (weights**2 @ Stream((segment,), (0,)).variances(*block.recurrence)))
 
     return _solved(problem, size, tolerance, buffers, error, progress)
 

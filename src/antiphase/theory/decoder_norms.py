@@ -6,9 +6,8 @@ import numpy as np
 import scipy
 
 from antiphase._util.checks import Array
-from antiphase.factorizations.as_stream import segments
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.streaming import Segment, _variances
+from antiphase.factorizations.segments import Segment
 from antiphase.objective import Average, Objective
 
 
@@ -16,35 +15,35 @@ class Rows:
     """Rows and columns of ``sens(C)·B``, without the matrix where the encoder is a stream of few buffers."""
 
     def __init__(self, f: Factorization) -> None:
-        self._f, self._stretches = f, segments(f)
+        self._f, self._stream = f, f.as_stream()
 
     def squares(self, objective: Objective) -> Array:
         """The squared norm of each row of ``ΛB``, times ``sens(C)²``."""
         f, followed = self._f, objective.recurrence(self._f.workload)
-        if self._stretches is None or followed is None:
-            return f.sensitivity**2 * f._noise_squared(objective.root(f.workload))
+        if self._stream is None or followed is None:
+            return f.sensitivity**2 * f.squared_row_norms(objective.root(f.workload))
         P, N, weights = followed
-        return (f.sensitivity * weights) ** 2 * _variances(self._stretches, P, N)
+        return (f.sensitivity * weights) ** 2 * self._stream.variances(P, N)
 
     def square_of(self, t: int) -> float:
         """``sens(C)²‖b_t‖²``."""
-        if self._stretches is not None:
+        if self._stream is not None:
             return float(self.squares(Average())[t - 1])
         f = self._f
-        return float(f.sensitivity**2 * f._noise_squared(f.workload.dense()[t - 1 : t])[0])
+        return float(f.sensitivity**2 * f.squared_row_norms(f.workload.dense()[t - 1 : t])[0])
 
     def column_sums(self) -> Array:
         """``sens(C)·Bᵀ1 = sens(C)·C⁻ᵀ(Sᵀ1)``."""
         f = self._f
         lengths = np.arange(f.steps, 0, -1, dtype=np.float64)
-        if self._stretches is None:
+        if self._stream is None:
             return f.sensitivity * np.asarray(
                 scipy.linalg.solve_triangular(f.encoder(), lengths, lower=True, trans="T")
             )
-        parts, start = [], 0
-        for segment in self._stretches:
-            parts.append(_solve_transposed(segment, lengths[start : start + segment.size]))
-            start += segment.size
+        parts = [
+            _solve_transposed(segment, lengths[start : start + segment.size])
+            for start, segment in self._stream
+        ]
         return f.sensitivity * np.concatenate(parts)
 
     def fresh(self, kappa: float) -> tuple[float, float]:

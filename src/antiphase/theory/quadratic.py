@@ -11,7 +11,7 @@ short linear recurrence: the covariances of its buffers are the same for every `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
@@ -21,9 +21,8 @@ import numpy as np
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
 from antiphase._util.values import Value
-from antiphase.factorizations.as_stream import segments
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.streaming import Segment
+from antiphase.factorizations.segments import Stream
 from antiphase.mechanism import Mechanism
 from antiphase.noise import Key
 from antiphase.workload import Workload
@@ -241,10 +240,10 @@ def _signal(workload: Workload, problem: Quadratic) -> Array:
 
 def _variances(factorization: Factorization, workload: Workload, spectrum: Array) -> Array:
     """``‖row_t(A_h C⁻¹)‖²``: a row for each step, a column for each curvature."""
-    followed = None if workload.recurrence is None else segments(factorization)
-    if followed is None:
+    stream = None if workload.recurrence is None else factorization.as_stream()
+    if stream is None:
         return dense_variances(factorization, workload, spectrum)
-    return streamed_variances(followed, workload, spectrum)
+    return streamed_variances(stream, workload, spectrum)
 
 
 def dense_variances(factorization: Factorization, workload: Workload, spectrum: Array) -> Array:
@@ -257,29 +256,27 @@ def dense_variances(factorization: Factorization, workload: Workload, spectrum: 
     return out
 
 
-def streamed_variances(followed: Sequence[Segment], workload: Workload, spectrum: Array) -> Array:
+def streamed_variances(stream: Stream, workload: Workload, spectrum: Array) -> Array:
     r"""The same by a recurrence over the buffers ``S``: O(T·buffers·(buffers + curvatures)).
 
     ``P_h u = N y`` is driven by the noise ``y_t = (z_t − r_tᵀS_t)/δ_t``. Carried along are the covariances of ``w =
     (S, earlier y)`` with itself, which know nothing of curvature, and with the earlier ``u`` of every curvature.
     """
     own, kept, N = _recurrences(workload, spectrum)
-    m, q = (max(s.r.shape[axis] for s in followed) for axis in (1, 2))
-    T, row = workload.steps, 0
+    segments = [segment for _, segment in stream]
+    m, q = (max(s.r.shape[axis] for s in segments) for axis in (1, 2))
+    T = workload.steps
     read, gain, move = np.zeros((3, T, m, q))
     variance, rests, fresh = np.ones(T), np.ones(T, np.bool_), np.zeros(T, np.bool_)
-    for segment in followed:
-        live = row + segment.live
-        here = (
-            live[:, None, None],
-            np.arange(segment.r.shape[1])[:, None],
-            np.arange(segment.r.shape[2]),
-        )
-        read[here] = -segment.r / segment.delta[:, None, None]
-        gain[here] = segment.g
-        move[here] = np.concatenate([segment.move[1:], np.zeros_like(segment.move[:1])])
-        variance[live], rests[live], fresh[row] = segment.delta**-2, False, True
-        row += segment.size
+    fresh[stream.starts] = True
+    for start, s in stream:
+        live = start + s.live
+        buffers, vectors = np.arange(s.r.shape[1]), np.arange(s.r.shape[2])
+        place = np.ix_(live, buffers, vectors)
+        read[place] = -s.r / s.delta[:, None, None]
+        gain[place] = s.g
+        move[place] = np.concatenate([s.move[1:], np.zeros_like(s.move[:1])])
+        variance[live], rests[live] = s.delta**-2, False
     out: Array = _compiled()(read, variance, gain, move, rests, fresh, own, kept, N)
     return out
 
