@@ -17,9 +17,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from antiphase.torch.ghost_clipping import GhostTensor, recorded
+from antiphase.torch.ghost_clipping import GhostTensor
 from antiphase.torch.noise_run import row_of
 from antiphase.torch.optimizers import PRIVATE_OPTIMIZERS
+from antiphase.torch.recorded_module import recorded
 from tests.torch.setting import Training
 
 pytestmark = pytest.mark.issue(21)

@@ -16,9 +16,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from antiphase.errors import AntiphaseError
-from antiphase.torch.ghost_clipping import per_example_gradients, recorded
-from antiphase.torch.gradient_terms import Lookups, batched_products, token_sums
+from antiphase.torch.batched_products import batched_products
+from antiphase.torch.ghost_clipping import per_example_gradients
+from antiphase.torch.gradient_terms import Lookups, token_sums
 from antiphase.torch.noise_run import row_of
+from antiphase.torch.recorded_module import recorded
 from tests.adversarial.test_contribution import LinearLoss, Sums, Wide, small_share
 from tests.torch.setting import Training
 

@@ -143,7 +143,7 @@ def test_tensors_with_rows_of_different_examples_are_refused():
     training.criterion(training.module(inputs), targets).backward()
     first = training.optimizer.params[0]
     shorter = first.grad_sample[:-1].clone()
-    shorter._pass = first.grad_sample._pass
+    shorter._forward_pass = first.grad_sample._forward_pass
     first.grad_sample = shorter
     with pytest.raises(PerExampleGradientError, match="of 12 and of 11 examples"):
         training.optimizer.step()

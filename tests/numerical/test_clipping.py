@@ -9,15 +9,11 @@ from opacus.layers import DPLSTM
 from sklearn.datasets import load_digits
 from torch import nn
 
-from antiphase.torch.clipping import CANCELLATION, clip_margin, limited
-from antiphase.torch.ghost_clipping import norm_bounds, per_example_gradients, recorded
-from antiphase.torch.gradient_terms import (
-    Lookups,
-    Products,
-    batched_products,
-    token_products,
-    token_sums,
-)
+from antiphase.torch.batched_products import batched_products, token_products
+from antiphase.torch.clipping import MAX_CANCELLATION, clip_margin, norms_to_clip_by
+from antiphase.torch.ghost_clipping import norm_bounds, per_example_gradients
+from antiphase.torch.gradient_terms import Lookups, Products, token_sums
+from antiphase.torch.recorded_module import recorded
 
 pytestmark = pytest.mark.issue(21)
 BATCH = 512
@@ -86,7 +82,7 @@ def test_norms_of_products_are_never_below_the_truth(shown):
             g[:, 1::2] = -g[:, : t // 2 * 2 : 2][:, : g[:, 1::2].shape[1]]
             a[:, 1::2] = a[:, : t // 2 * 2 : 2][:, : a[:, 1::2].shape[1]] * (1 + 1e-6)
         bound = Products(g, a).bound()
-        clipped_by = bound.norm if bound.least is None else torch.maximum(bound.norm, bound.least)
+        clipped_by = bound.norm if bound.floor is None else torch.maximum(bound.norm, bound.floor)
         truth = torch.linalg.vector_norm(
             (g.double().transpose(1, 2) @ a.double()).flatten(1), dim=1
         )
@@ -107,13 +103,16 @@ def test_rows_whose_tokens_cancel_are_clipped_by_what_was_added_up():
     g, a = normal(4, 6, 5), normal(4, 1, 7, seed=1).expand(4, 6, 7)
     g = torch.cat([g[:, :3], -g[:, :3]], dim=1)
     size = (g.norm(dim=2) * a.norm(dim=2)).sum(dim=1).double()
-    for term in (Products(g, a), Products(g, a).formed()):
-        assert bool((term.bound().least >= size / CANCELLATION * (1 - 1e-4)).all())
+    for term in (Products(g, a), Products(g, a).to_rows()):
+        assert bool((term.bound().floor >= size / MAX_CANCELLATION * (1 - 1e-4)).all())
     sums = token_sums(g)
     assert bool(
-        (sums.bound().least >= g.abs().sum(dim=1).norm(dim=1) / CANCELLATION * (1 - 1e-4)).all()
+        (sums.bound().floor >= g.abs().sum(dim=1).norm(dim=1) / MAX_CANCELLATION * (1 - 1e-4)).all()
     )
-    assert torch.equal(limited(torch.zeros(4).double(), [sums.size]), sums.size / CANCELLATION)
+    assert torch.equal(
+        norms_to_clip_by(torch.zeros(4).double(), [sums.uncancelled]),
+        sums.uncancelled / MAX_CANCELLATION,
+    )
 
 
 # What ordinary models lose

@@ -5,7 +5,7 @@ import torch
 
 from antiphase.torch.clipping import (
     NORM_ERROR,
-    UNIT,
+    UNIT_ROUNDOFF,
     clip_factors,
     clip_margin,
     example_norms,
@@ -57,11 +57,11 @@ def test_the_margin_covers_the_rounding_of_large_sums():
 def test_groups_are_added_up_in_float64():
     """A float32 sum over 20,000 examples is wrong by 0.8; in groups it is good to what the margin covers."""
     batch, value = 20_000, 0.3
-    together = group_size(batch)
+    group = group_size(batch)
     total = weighted_sum(
-        torch.full((batch,), value, dtype=torch.float64), torch.ones(batch, 1), together=together
+        torch.full((batch,), value, dtype=torch.float64), torch.ones(batch, 1), group=group
     )
-    assert abs(float(total) - batch * value) <= (together + 3) * UNIT * batch * value
+    assert abs(float(total) - batch * value) <= (group + 3) * UNIT_ROUNDOFF * batch * value
 
 
 def test_products_are_float32_whatever_the_flags_are():
@@ -85,7 +85,7 @@ def test_examples_that_are_not_finite_are_masked_and_the_others_stay_where_they_
     x[2, 1] = torch.nan
     norms, kept = example_norms([x])
     assert kept.tolist() == [True, True, False, True, True, True]
-    found = weighted_sum(clip_factors(norms, 1.0, 0.0), x, kept, together=3)
+    found = weighted_sum(clip_factors(norms, 1.0, 0.0), x, kept, group=3)
     others = x[kept].double()
     expected = (others * (1 / others.norm(dim=1)).clamp(max=1.0)[:, None]).sum(dim=0)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)

@@ -239,7 +239,9 @@ class TestRefuses:
             def forward(self, x):
                 return Product.apply(x, self.weight)
 
-        with pytest.raises(PerExampleGradientError, match=r"weight: |reached no parameter"):
+        with pytest.raises(
+            PerExampleGradientError, match=r"weight: |reached no recorded parameter"
+        ):
             private(Own(), setting.data(), mode)
 
     @pytest.mark.parametrize("mode", MODES)
@@ -262,7 +264,7 @@ class TestRefuses:
         """Norms of ghost clipping are compared too, since clipping divides by them."""
         monkeypatch.setattr(
             Products,
-            "_token_sizes",
+            "_token_norms",
             lambda self: self.outputs.new_zeros(self.outputs.shape[:2]).double(),
         )
         with pytest.raises(PerExampleGradientError, match="below that of its gradient"):

@@ -5,13 +5,12 @@ import itertools
 import pytest
 import torch
 
+from antiphase.torch.batched_products import RowBuffers, batched_products
+from antiphase.torch.clipping import MAX_CANCELLATION
 from antiphase.torch.gradient_terms import (
-    CANCELLATION,
     Lookups,
     Products,
-    RowBuffers,
     Rows,
-    batched_products,
     bound_of,
     merged,
 )
@@ -48,7 +47,7 @@ def test_norms_of_products_are_upper_bounds_where_tokens_cancel(tokens):
             size = (
                 products.outputs.double().norm(dim=2) * products.inputs.double().norm(dim=2)
             ).sum(dim=1)
-            assert bool((bound.least >= size / CANCELLATION).all())
+            assert bool((bound.floor >= size / MAX_CANCELLATION).all())
             assert bool((bound.norm >= 1e-3 * size).all()), "the error of inner products is added"
 
 
@@ -63,7 +62,7 @@ def test_lookups_that_cancel_are_limited():
     g = normal(3, 1, 5).repeat(1, 4, 1) * torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]
     bound = Lookups(torch.full((3, 4), 2), g).bound()
     assert bool(
-        (bound.least >= g.double().norm(dim=2).sum(dim=1) / CANCELLATION * (1 - 1e-9)).all()
+        (bound.floor >= g.double().norm(dim=2).sum(dim=1) / MAX_CANCELLATION * (1 - 1e-9)).all()
     )
 
 
@@ -77,7 +76,7 @@ def test_the_bound_of_two_uses_is_one_of_their_sum(opposite):
         lookups = Lookups(
             torch.arange(7).expand(5, -1), products.outputs[:, 0, :, None] * products.inputs
         )
-    whole = true_gradients(products) + lookups.dense_in(torch.Size([7, 6]))
+    whole = true_gradients(products) + lookups.to_rows(torch.Size([7, 6])).rows
     assert bool(
         (bound_of([products, lookups]).norm >= whole.flatten(1).norm(dim=1) * (1 - 1e-5)).all()
     )
@@ -151,9 +150,11 @@ def test_merged_terms_have_the_same_gradient():
         Products(normal(3, 2, 4, seed=1), normal(3, 2, 5, seed=2)),
     )
     lookups = Lookups(torch.tensor([[0, 1], [1, 1], [3, 0]]), normal(3, 2, 5, seed=3))
-    expected = rows.rows.double() + true_gradients(products) + lookups.dense_in(torch.Size([4, 5]))
+    expected = (
+        rows.rows.double() + true_gradients(products) + lookups.to_rows(torch.Size([4, 5])).rows
+    )
     (found,) = merged([rows, products, lookups], torch.Size([4, 5]))
-    torch.testing.assert_close(found.dense().view(3, 4, 5).double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.rows.view(3, 4, 5).double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_buffers_of_rows_are_kept_for_one_batch_size_alone():

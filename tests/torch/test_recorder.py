@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from antiphase.errors import PerExampleGradientError
 from antiphase.torch import layer_rules
-from antiphase.torch.ghost_clipping import per_example_gradients, recorded
+from antiphase.torch.ghost_clipping import per_example_gradients
+from antiphase.torch.recorded_module import recorded
 from tests.torch import zoo
 
 pytestmark = [pytest.mark.slow, pytest.mark.issue(21)]
@@ -187,7 +188,9 @@ def test_attention_with_dropout_and_a_bias():
     """A function that takes data, parameters and random numbers together is written out."""
     model = Custom(lambda x, w: F.scaled_dot_product_attention(x, x, x, attn_mask=w, dropout_p=0.5))
     assert_adds_up(
-        model, torch.randn(6, 4, 4), lambda x: layer_rules._attention(x, x, x, model.weight, 0.5)
+        model,
+        torch.randn(6, 4, 4),
+        lambda x: layer_rules.scaled_dot_product_attention(x, x, x, model.weight, 0.5),
     )
 
 
@@ -201,7 +204,7 @@ def test_attention_written_out(options):
         k, v = k[:, :2], v[:, :2]
     masks = [torch.randn(5, 5), torch.rand(5, 5) > 0.5, torch.arange(5)[:, None].expand(5, 5) > 0]
     for mask in masks if "attn_mask" in options else [None]:
-        found = layer_rules._attention(q, k, v, **options | {"attn_mask": mask})
+        found = layer_rules.scaled_dot_product_attention(q, k, v, **options | {"attn_mask": mask})
         torch.testing.assert_close(
             found, F.scaled_dot_product_attention(q, k, v, **options | {"attn_mask": mask})
         )
@@ -237,10 +240,10 @@ def test_nothing_of_a_batch_is_kept():
     model, data = zoo.make("language model")
     wrapped = wrap(model)
     output = wrapped(data.tensors[0])
-    assert wrapped.recorder._data._entries
+    assert wrapped.recorder.roles.data._entries
     del output
     gc.collect()
-    kept = len(wrapped.recorder._data._entries)
+    kept = len(wrapped.recorder.roles.data._entries)
     assert kept <= 1, kept  # the inputs, which are ours
 
 

@@ -1,8 +1,8 @@
-"""Norms of per-example gradients and their weighted sums, with bounds for every rounding.
+"""Clip per-example gradients and add them up, with bounds on every rounding.
 
-docs/clipping.md has the proofs. In short: norms are good to 1e-5, examples are multiplied by a little less than
-``clip_norm / norm``, and sums are formed in small groups in float32 that are added up in float64, so that an example
-moves the sum by at most the clip norm whatever the others are.
+docs/clipping.md has the proofs. Norms are accurate to 1e-5, each example is scaled by slightly less
+than ``clip_norm / norm``, and sums are formed in float32 over small groups and in float64 over the
+groups. So one example moves the sum by at most the clip norm, whatever the other examples are.
 """
 
 from __future__ import annotations
@@ -15,202 +15,201 @@ from typing import Any
 import torch
 
 Tensor = torch.Tensor
-_MATMUL: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
-_FULL = ("none", "ieee")
-UNIT = 2.0**-24  # relative rounding error of one float32 operation
-BLOCK = 256  # numbers whose squares are added up in float32
-NORM_ERROR = 1e-5  # relative, of `row_norms` in float32, for every order of summation: BLOCK·UNIT/2 and the root's
-SMALLEST = 1e-30  # factors below are not for float32, which has few digits there
-CANCELLATION = 64.0  # largest S/‖G‖ (docs/clipping.md) at which an example keeps its full share
-COHERENT = 512  # examples whose inputs' rounding may change in the same direction at one time
-MOST_TOGETHER = 64  # examples in one float32 product
-GROUPED_TERMS = (
-    10240  # (examples of a batch) × (examples of a group), which the rounding of groups grows with
-)
+UNIT_ROUNDOFF = 2.0**-24  # relative rounding error of one float32 operation
+NORM_BLOCK = 256  # numbers whose squares are added up in float32
+# Relative error of `row_norms` in float32, for every order of summation: half of NORM_BLOCK units
+# for the squares and a little for the roots.
+NORM_ERROR = 1e-5
+MIN_FLOAT32_FACTOR = 1e-30  # float32 has few digits for smaller factors
+MAX_CANCELLATION = 64.0  # κ: largest S/‖G‖ (docs/clipping.md) that scales nothing down
+MAX_COHERENT = 512  # examples whose inputs may all be rounded in the same direction
+MAX_GROUP_SIZE = 64  # examples in one float32 product
+MAX_BATCH_TIMES_GROUP = 10240  # batch size × group size, which rounding in groups grows with
+_MATMUL_BACKENDS: list[Any] = [
+    torch.backends.cuda.matmul,
+    torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]
+]
 
 
 def group_size(batch_size: int) -> int:
-    """How many examples may share a float32 product: fewer in larger batches, so that the rounding stays the same."""
-    return max(1, min(MOST_TOGETHER, GROUPED_TERMS // max(batch_size, 1)))
+    """Number of examples in one float32 product: smaller for larger batches, to bound the error."""
+    return max(1, min(MAX_GROUP_SIZE, MAX_BATCH_TIMES_GROUP // max(batch_size, 1)))
 
 
 def clip_margin(batch_size: int) -> float:
-    """By how much, relatively, clipped examples are shorter than the clip norm: more than all rounding together.
+    """Relative amount by which examples are clipped below the clip norm, to cover all rounding.
 
     Args:
-        batch_size: the most examples of one step, all processes together. Public.
+        batch_size: the largest number of examples in one step, over all processes. Public.
     """
-    inside_groups = 2 * (group_size(batch_size) + 3) * UNIT * batch_size
-    of_sums = (
-        4 * UNIT * batch_size
-    )  # sums of processes are rounded to float32, and added up in float64
-    of_inputs = (
-        4 * UNIT * CANCELLATION * min(batch_size, COHERENT)
-    )  # as of a mean over another number of examples
-    # PRIVACY: what an example changes in the rounding of all others is taken off its own share.   [G16]
+    inside_groups = 2 * (group_size(batch_size) + 3) * UNIT_ROUNDOFF * batch_size
+    # Sums of processes are rounded to float32 and added up in float64.
+    of_sums = 4 * UNIT_ROUNDOFF * batch_size
+    # Inputs may be rounded otherwise in another batch, as by a mean over the batch.
+    of_inputs = 4 * UNIT_ROUNDOFF * MAX_CANCELLATION * min(batch_size, MAX_COHERENT)
+    # PRIVACY: an example's share is less by what it can change in others' rounding.   [G16]
     return inside_groups + of_sums + of_inputs + 2 * NORM_ERROR
 
 
-def size_of(rows: Tensor) -> Tensor | None:
-    """S of the rows of a parameter's gradients (docs/clipping.md), where they are sums; None if it is not known."""
-    found: Tensor | None = getattr(rows, "_size", None)
-    return found
+def uncancelled_of(rows: Tensor) -> Tensor | None:
+    """S of each row of a ``grad_sample`` (docs/clipping.md); None if rows are not sums."""
+    uncancelled: Tensor | None = getattr(rows, "_uncancelled", None)
+    return uncancelled
 
 
-def pass_of(rows: Tensor) -> Any:
-    """The forward pass that the rows are of; None if it is not known."""
-    return getattr(rows, "_pass", None)
+def forward_pass_of(rows: Tensor) -> Any:
+    """The forward pass that a ``grad_sample`` belongs to; None if it is unknown."""
+    return getattr(rows, "_forward_pass", None)
 
 
-def limited(norms: Tensor, sizes: list[Tensor | None]) -> Tensor:
-    """Norms to clip by: at least ``S / CANCELLATION`` of each parameter."""
-    for size in sizes:
-        if size is not None:
-            # PRIVACY: where tokens cancel, the gradient is rounding, which may change with other examples.   [G16]
-            norms = torch.maximum(norms, size.to(norms.device) / CANCELLATION)
+def norms_to_clip_by(norms: Tensor, uncancelled: list[Tensor | None]) -> Tensor:
+    """The norms, raised to at least ``S / MAX_CANCELLATION`` of each parameter."""
+    for norm in uncancelled:
+        if norm is not None:
+            # PRIVACY: what cancels leaves rounding error, which other examples can change.   [G16]
+            norms = torch.maximum(norms, norm.to(norms.device) / MAX_CANCELLATION)
     return norms
 
 
 def clip_factors(norms: Tensor, clip_norm: float, margin: float) -> Tensor:
-    """By what to multiply each example, so that none contributes more than the clip norm; float64."""
-    # PRIVACY: a little less than the clip norm, by more than everything is rounded.   [G16]
+    """The float64 factor of each example, so that none contributes more than the clip norm."""
+    # PRIVACY: the margin below the clip norm is larger than all rounding errors together.   [G16]
     return norms.double().reciprocal().mul_(clip_norm * (1 - margin)).clamp_(max=1.0)
 
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Products of float32 matrices in float32, whatever the global flags for TF32 and bfloat16 are."""
-    before = [backend.fp32_precision for backend in _MATMUL]
+    """Multiply float32 matrices in float32, whatever autocast and the flags for TF32 ask for."""
+    before = [backend.fp32_precision for backend in _MATMUL_BACKENDS]
     autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    if not autocast and all(precision in _FULL for precision in before):
+    if not autocast and all(precision in ("none", "ieee") for precision in before):
         yield
         return
     try:
-        for backend in _MATMUL:
-            # PRIVACY: TF32 has 10 bits; norms and sums of such products differ by more than the clip norm.   [G16]
+        for backend in _MATMUL_BACKENDS:
+            # PRIVACY: rounding of norms and sums in TF32 would exceed the clip norm.   [G16]
             backend.fp32_precision = "ieee"
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
-        for backend, precision in zip(_MATMUL, before, strict=True):
+        for backend, precision in zip(_MATMUL_BACKENDS, before, strict=True):
             backend.fp32_precision = precision
 
 
-def working(rows: Tensor) -> Tensor:
-    """In float32, or float64 where it is that already."""
+def at_least_float32(rows: Tensor) -> Tensor:
+    """The tensor in float32, or in float64 if it is that already."""
     return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 
 
-def flat(rows: Tensor) -> Tensor:
-    """One row an example; also of none, and of numbers."""
+def flatten_rows(rows: Tensor) -> Tensor:
+    """The tensor with one flat row per example; works for zero examples and for scalars."""
     return rows if rows.ndim == 2 else rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """The norm of each row in float64, good to `NORM_ERROR`: squares of blocks in float32, blocks in float64.
+    """The norm of each row in float64, with a relative error of at most `NORM_ERROR`.
 
-    Rows whose squares overflow or vanish in float32 are added up in float64. Not finite where the row is not.
+    Squares are added up in float32 within blocks, and in float64 over blocks. Rows whose squares
+    overflow or underflow in float32 are added up in float64. Not finite where the row is not.
     """
-    rows = flat(rows)
+    rows = flatten_rows(rows)
     norms = _block_norms(rows)
     doubtful = _is_doubtful(norms)
-    return _repaired(norms, rows, doubtful) if bool(doubtful.any()) else norms
+    return _recomputed(norms, rows, doubtful) if bool(doubtful.any()) else norms
 
 
 def _block_norms(rows: Tensor) -> Tensor:
-    """The norm of each row in float64, from squares in float32 that may have overflowed or vanished."""
+    """The norm of each row in float64, from float32 squares that may have over- or underflowed."""
     length = rows.shape[1]
-    # PRIVACY: the dtype is decided for each tensor; a norm in low precision would be too small.   [G16]
+    # PRIVACY: each tensor has its dtype; a norm in low precision can be too small.   [G16]
     dtype = torch.float64 if rows.dtype is torch.float64 else torch.float32
-    if length <= BLOCK or dtype is torch.float64:
+    if length <= NORM_BLOCK or dtype is torch.float64:
         short: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
         return short.double()
-    whole = length - length % BLOCK
-    blocks = torch.linalg.vector_norm(
-        rows[:, :whole].view(len(rows), whole // BLOCK, BLOCK), dim=2, dtype=dtype
-    )
+    whole = length - length % NORM_BLOCK
+    in_blocks = rows[:, :whole].view(len(rows), whole // NORM_BLOCK, NORM_BLOCK)
+    blocks = torch.linalg.vector_norm(in_blocks, dim=2, dtype=dtype)
     norms: Tensor = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64)
     if whole < length:
-        norms = torch.hypot(
-            norms, torch.linalg.vector_norm(rows[:, whole:], dim=1, dtype=dtype).double()
-        )
+        rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, dtype=dtype)
+        norms = torch.hypot(norms, rest.double())
     return norms
 
 
 def _is_doubtful(norms: Tensor) -> Tensor:
-    """Norms near the ends of float32's range, where squares are outside of it."""
+    """Which norms are so small or large that squares may be outside of float32's range."""
     return ~((norms > 1e-12) & (norms < 1e18))
 
 
-def _repaired(norms: Tensor, rows: Tensor, doubtful: Tensor) -> Tensor:
-    """Doubtful norms once more, in float64."""
+def _recomputed(norms: Tensor, rows: Tensor, doubtful: Tensor) -> Tensor:
+    """The norms, with the doubtful ones computed in float64."""
     norms = norms.clone()
     norms[doubtful] = torch.linalg.vector_norm(rows[doubtful].double(), dim=1)
     return norms
 
 
 def example_norms(gradients: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """The norm of each example over all tensors, in float64, and which ones are finite: None if all are."""
-    rows = [flat(g) for g in gradients]
-    each = torch.stack([_block_norms(r).to(rows[0].device) for r in rows], dim=1)
-    doubtful = _is_doubtful(each)
+    """The norm of each example over all tensors in float64, and its `finite_mask`."""
+    rows = [flatten_rows(g) for g in gradients]
+    norms = torch.stack([_block_norms(r).to(rows[0].device) for r in rows], dim=1)
+    doubtful = _is_doubtful(norms)
     if bool(doubtful.any()):
         columns = [
-            _repaired(each[:, i], r, doubtful[:, i].to(r.device)) for i, r in enumerate(rows)
+            _recomputed(norms[:, i], r, doubtful[:, i].to(r.device)) for i, r in enumerate(rows)
         ]
-        each = torch.stack([c.to(each.device) for c in columns], dim=1)
-    norms: Tensor = torch.linalg.vector_norm(each, dim=1)
-    return norms, finite(norms)
+        norms = torch.stack([column.to(norms.device) for column in columns], dim=1)
+    total: Tensor = torch.linalg.vector_norm(norms, dim=1)
+    return total, finite_mask(total)
 
 
-def finite(norms: Tensor) -> Tensor | None:
-    """Which norms are finite: None if all are."""
-    found = torch.isfinite(norms)
-    return None if bool(found.all()) else found
+def finite_mask(norms: Tensor) -> Tensor | None:
+    """Which norms are finite; None if all are."""
+    mask = torch.isfinite(norms)
+    return None if bool(mask.all()) else mask
 
 
 def weighted_sum(
-    factors: Tensor, rows: Tensor, kept: Tensor | None = None, together: int = 1
+    factors: Tensor, rows: Tensor, mask: Tensor | None = None, group: int = 1
 ) -> Tensor:
     """`weighted_sums` of one tensor."""
-    return weighted_sums(factors, [rows], kept, together)[0]
+    return weighted_sums(factors, [rows], mask, group)[0]
 
 
 def weighted_sums(
-    factors: Tensor, gradients: list[Tensor], kept: Tensor | None = None, together: int = 1
+    factors: Tensor, gradients: list[Tensor], mask: Tensor | None = None, group: int = 1
 ) -> list[Tensor]:
-    """``Σ factor·row`` of each tensor in float64: groups of examples in float32, groups added up in float64.
+    """``Σ factor·row`` of each tensor in float64: float32 within groups, float64 over groups.
 
     Args:
         factors: float64, one for each example.
         gradients: for each parameter a row for each example.
-        kept: which examples count; the others may be NaN. None for all.
-        together: how many examples are in a group; see `group_size`.
+        mask: which examples count; the others may be NaN. None for all.
+        group: how many examples are in a group; see `group_size`.
     """
-    if kept is not None:
-        # PRIVACY: what is not finite contributes nothing. Masked in place: the others stay where they are.   [G16]
-        factors = torch.where(kept.to(factors.device), factors, 0.0)
-    # PRIVACY: factors below float32's normal numbers have few digits; rounded up, an example would be too long.   [G16]
-    exact = bool((factors < SMALLEST).any())
-    single = factors.float()
+    if mask is not None:
+        # PRIVACY: non-finite examples add zero, and the others stay where they are.   [G16]
+        factors = torch.where(mask.to(factors.device), factors, 0.0)
+    # PRIVACY: tiny factors have few digits in float32; rounded up, they are too large.   [G16]
+    exact = bool((factors < MIN_FLOAT32_FACTOR).any())
+    factors = factors if exact else factors.float()
     with full_precision():
-        return [_weighted_sum(factors if exact else single, g, kept, together) for g in gradients]
+        return [_weighted_sum(factors, rows, mask, group) for rows in gradients]
 
 
-def _weighted_sum(factors: Tensor, rows: Tensor, kept: Tensor | None, together: int) -> Tensor:
+def _weighted_sum(factors: Tensor, rows: Tensor, mask: Tensor | None, group: int) -> Tensor:
     shape, device = rows.shape[1:], rows.device
-    rows, factors = flat(rows), factors.to(device)
-    kept = None if kept is None else kept.to(device)
+    rows, factors = flatten_rows(rows), factors.to(device)
+    mask = None if mask is None else mask.to(device)
     dtype = torch.promote_types(torch.promote_types(rows.dtype, torch.float32), factors.dtype)
     factors = factors.to(dtype)
     total = None
-    for start in range(0, len(rows), together):
-        part = rows[start : start + together]
-        if kept is not None:
-            part = torch.where(kept[start : start + together, None], part, 0.0)
-        # PRIVACY: one float32 sum over a large batch moves by more than the clip norm when one leaves.   [G16]
-        group = factors[start : start + together] @ part.to(dtype)
-        total = group.double() if total is None else total.add_(group)
+    for start in range(0, len(rows), group):
+        part = rows[start : start + group]
+        if mask is not None:
+            part = torch.where(mask[start : start + group, None], part, 0.0)
+        # PRIVACY: a float32 sum over a large batch can move by more than the clip norm.   [G16]
+        partial = factors[start : start + group] @ part.to(dtype)
+        total = partial.double() if total is None else total.add_(partial)
     if total is None:
         total = torch.zeros(rows.shape[1], dtype=torch.float64, device=device)
     return total.view(shape)

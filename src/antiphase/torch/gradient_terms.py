@@ -1,461 +1,410 @@
-"""Per-example gradients of a parameter, as rows or as the factors of a product: bounds of their norms, and sums.
+"""Per-example gradients of a parameter in three forms, with norm bounds and weighted sums.
 
-A parameter's gradient of an example is the sum of its terms, one for each use of the parameter:
+A parameter's gradient of one example is the sum of its terms, one for each use of the parameter:
 
-- `Rows`: the gradients themselves, one row an example.
-- `Products`: ``G = Σ_t g_t a_tᵀ`` over the tokens t of an example, from the layer's inputs a and output gradients g.
-- `Lookups`: ``g_t`` added to row ``index_t``, of embeddings.
+- `Rows`: the gradient itself, one row per example.
+- `Products`: ``G = Σ_t g_t a_tᵀ`` over the example's tokens t, kept as the layer's inputs a and
+  output gradients g.
+- `Lookups`: ``g_t`` added to row ``index_t`` of an embedding table.
 
-docs/clipping.md has the error bounds. What is computed for one example does not depend on the other examples, not
-even in its rounding: `batched_products` is the only batched product, in groups of a fixed size and layout.
+docs/clipping.md has the error bounds. S, the *uncancelled norm*, is what the norm of G would be if
+no two tokens cancelled. Nothing here lets an example's rounding depend on the other examples:
+`batched_products` is the only batched product.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from antiphase.torch.batched_products import (
+    FEATURE_BLOCK,
+    RowBuffers,
+    batched_products,
+    slices,
+    token_products,
+)
 from antiphase.torch.clipping import (
-    CANCELLATION,
+    MAX_CANCELLATION,
+    MIN_FLOAT32_FACTOR,
     NORM_ERROR,
-    SMALLEST,
-    UNIT,
-    flat,
+    UNIT_ROUNDOFF,
+    at_least_float32,
+    flatten_rows,
     full_precision,
     row_norms,
     weighted_sum,
-    working,
 )
 
 Tensor = torch.Tensor
-TOKENS = 256  # that are added up in float32
-FEATURES = 128  # that are added up in float32 within inner products of tokens
-GRAM_ERROR = 4 * (FEATURES + 2) * UNIT  # of Σ(g_t·g_s)(a_t·a_s), relative to S²
-GROUP_WORK = 2**26  # multiplications in one group of batched products
-MAX_GROUP = 16  # examples in one group
-ALIGNMENT = (
-    16  # float32 numbers of a cache line; results of a batched product start at multiples of it
-)
-UNDERFLOW = 2.0**-126  # smallest normal float32; products below may be flushed to zero
+TOKEN_BLOCK = 256  # tokens that are added up in float32
+GRAM_ERROR = 4 * (FEATURE_BLOCK + 2) * UNIT_ROUNDOFF  # of Σ(g_t·g_s)(a_t·a_s), relative to S²
+MIN_NORMAL_FLOAT32 = 2.0**-126  # smaller products may be flushed to zero
 
 
 class Bound(NamedTuple):
-    """Of each example: an upper bound of the norm, and the least norm to clip by, for what cancels (`Products`)."""
+    """Of each example: an upper bound of the norm, and the norm it is clipped by at least."""
 
     norm: Tensor
-    least: Tensor | None = None
-
-
-class RowBuffers:
-    """Memory of formed gradients, used again at the next step: on a CPU new pages cost as much as the products."""
-
-    def __init__(self) -> None:
-        self._free: dict[tuple[int, ...], list[Tensor]] = {}
-        self._examples = 0  # of the last batch; buffers for batches of other sizes are dropped
-
-    def take(self, n: int, p: int, d: int, like: Tensor) -> Tensor:
-        if n != self._examples:
-            self._free.clear()
-            self._examples = n
-        free = self._free.get((n, p, d), [])
-        if free and free[-1].dtype is like.dtype and free[-1].device == like.device:
-            return free.pop()
-        return like.new_empty(n, p, d)
-
-    def give_back(self, rows: Tensor) -> None:
-        """Nobody uses these rows any more."""
-        if rows.device.type == "cpu" and rows.ndim == 3 and len(rows) == self._examples:
-            self._free.setdefault(tuple(rows.shape), []).append(rows)
+    floor: Tensor | None = None  # S / MAX_CANCELLATION; None where nothing can cancel
 
 
 @dataclass
 class Rows:
-    """Gradients, one row an example; ``size`` is S, what was added up without regard to signs, or None for 1 term."""
+    """Gradients, one row per example.
+
+    Attributes:
+        rows: (n, …).
+        uncancelled: S of each row; None if rows are not sums.
+        is_own: whether nothing else uses the memory of the rows.
+    """
 
     rows: Tensor
-    size: Tensor | None = None
-    is_own: bool = False  # nobody else has the rows, so that they may be written to
+    uncancelled: Tensor | None = None
+    is_own: bool = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     def bound(self) -> Bound:
-        # PRIVACY: a row whose tokens cancel is rounding, which may change with the other examples.   [G16]
-        return Bound(row_norms(self.rows), None if self.size is None else self.size / CANCELLATION)
+        """Bound of the norm of each example."""
+        floor = None if self.uncancelled is None else self.uncancelled / MAX_CANCELLATION
+        # PRIVACY: what cancels leaves rounding error, which other examples can change.   [G16]
+        return Bound(row_norms(self.rows), floor)
 
-    def summed(self, each: int) -> Rows:
-        """The sum of ``each`` rows one after the other, for every example."""
-        if each == 1:
+    def uncancelled_norm(self) -> Tensor:
+        """S of each example; a gradient of one use has its own norm."""
+        return row_norms(self.rows) if self.uncancelled is None else self.uncancelled
+
+    def summed(self, count: int) -> Rows:
+        """The sum of every ``count`` consecutive rows."""
+        if count == 1:
             return self
-        parts = self.rows.reshape(len(self.rows) // each, each, -1)
-        size = row_norms(self.rows) if self.size is None else self.size
-        return Rows(parts.sum(dim=1), size.view(-1, each).sum(dim=1))
+        parts = self.rows.reshape(len(self.rows) // count, count, -1)
+        return Rows(parts.sum(dim=1), self.uncancelled_norm().view(-1, count).sum(dim=1))
 
-    def add(self, total: Tensor, factors: Tensor, kept: Tensor | None, together: int) -> None:
-        total += weighted_sum(factors, self.rows, kept, together).view(total.shape)
+    def add(self, total: Tensor, factors: Tensor, mask: Tensor | None, group: int) -> None:
+        """Add the weighted sum over the examples to ``total``, in float64."""
+        total += weighted_sum(factors, self.rows, mask, group).view(total.shape)
 
-    def dense(self) -> Tensor:
-        return self.rows
+    def to_rows(self, shape: torch.Size) -> Rows:
+        """The term itself."""
+        return self
+
+    def compact(self, buffers: RowBuffers | None) -> Rows:
+        """The term itself."""
+        return self
+
+    @staticmethod
+    def merge(terms: Sequence[Rows]) -> Rows:
+        """The sum of several terms."""
+        if len(terms) == 1:
+            return terms[0]
+        total = flatten_rows(terms[0].rows)
+        uncancelled = terms[0].uncancelled_norm()
+        for term in terms[1:]:
+            total = total + flatten_rows(term.rows)
+            uncancelled = uncancelled + term.uncancelled_norm().to(uncancelled.device)
+        return Rows(total, uncancelled)
 
 
 @dataclass
 class Products:
-    """``Σ_t g_t a_tᵀ``: ``outputs`` (n, T, p), ``inputs`` (n, T, d), and whether the parameter is (d, p)."""
+    """``Σ_t g_t a_tᵀ``, a (p, d) matrix per example, kept as its factors.
+
+    Attributes:
+        outputs: g, the gradients of the layer's outputs, (n, T, p).
+        inputs: a, the layer's inputs, (n, T, d).
+    """
 
     outputs: Tensor
     inputs: Tensor
-    transposed: bool = False
 
     def __post_init__(self) -> None:
         self._norms: Tensor | None = None
-        if self.transposed:
-            self.outputs, self.inputs, self.transposed = self.inputs, self.outputs, False
-        self.outputs, self.inputs = working(self.outputs), working(self.inputs)
+        self.outputs = at_least_float32(self.outputs)
+        self.inputs = at_least_float32(self.inputs)
         if torch.float64 in (self.outputs.dtype, self.inputs.dtype):
             self.outputs, self.inputs = self.outputs.double(), self.inputs.double()
 
+    def __len__(self) -> int:
+        return len(self.outputs)
+
     @property
     def tokens(self) -> int:
+        """Number of tokens of an example."""
         return self.outputs.shape[1]
 
     @property
     def is_formed_cheaply(self) -> bool:
-        """Whether the gradients themselves take at most twice the memory of what they are made of."""
-        return self.tokens > 1 and is_formed_cheaply(
-            self.tokens, self.outputs.shape[2], self.inputs.shape[2]
-        )
+        """Whether the gradients take at most twice the memory of their factors."""
+        p, d = self.outputs.shape[2], self.inputs.shape[2]
+        return self.tokens > 1 and is_formed_cheaply(self.tokens, p, d)
 
-    def dense(self) -> Tensor:
-        """The gradients, ``(n, p, d)``."""
-        return self.formed().rows
-
-    def formed(self, buffers: RowBuffers | None = None) -> Rows:
-        """The gradients with their S."""
+    def to_rows(self, shape: torch.Size | None = None, buffers: RowBuffers | None = None) -> Rows:
+        """The gradients, (n, p, d), with their S."""
         if self.tokens == 1:
             return Rows(self.outputs.transpose(1, 2) * self.inputs, is_own=True)
-        shape = self.outputs.shape[0], self.outputs.shape[2], self.inputs.shape[2]
-        out = None if buffers is None else buffers.take(*shape, self.outputs)
-        return Rows(batched_products(self.outputs, self.inputs, out=out), self.size(), is_own=True)
+        n, p, d = len(self), self.outputs.shape[2], self.inputs.shape[2]
+        out = None if buffers is None else buffers.take(n, p, d, self.outputs)
+        rows = batched_products(self.outputs, self.inputs, out=out)
+        return Rows(rows, self.uncancelled_norm(), is_own=True)
 
-    def size(self) -> Tensor:
-        """``S = Σ_t ‖g_t‖‖a_t‖`` of each example, an upper bound of it."""
-        return self._token_sizes().sum(dim=1) * (1 + 3 * NORM_ERROR)
+    def compact(self, buffers: RowBuffers | None) -> Rows | Products:
+        """The gradients where they are small, else the factors."""
+        return self.to_rows(buffers=buffers) if self.is_formed_cheaply else self
 
-    def _token_sizes(self) -> Tensor:
+    def transposed(self) -> Products:
+        """The same gradient of the transposed parameter."""
+        return Products(self.inputs, self.outputs)
+
+    def uncancelled_norm(self) -> Tensor:
+        """An upper bound of ``S = Σ_t ‖g_t‖‖a_t‖`` of each example."""
+        return self._token_norms().sum(dim=1) * (1 + 3 * NORM_ERROR)
+
+    def _token_norms(self) -> Tensor:
         """``‖g_t‖‖a_t‖`` of each token, (n, T)."""
-        return self._output_norms() * row_norms(self.inputs.flatten(0, 1)).view(
-            self.inputs.shape[:2]
-        )
+        return self._output_norms() * _norms_of_tokens(self.inputs)
 
     def _output_norms(self) -> Tensor:
         """``‖g_t‖`` of each token, (n, T)."""
         if self._norms is None:
-            self._norms = row_norms(self.outputs.flatten(0, 1)).view(self.outputs.shape[:2])
+            self._norms = _norms_of_tokens(self.outputs)
         return self._norms
 
-    def sums(self) -> Rows:
+    def bias_rows(self) -> Rows:
         """``Σ_t g_t``, the gradient of a bias beside this weight."""
         if self.tokens == 1:
             return Rows(self.outputs[:, 0])
         return Rows(self.outputs.sum(dim=1), self._output_norms().sum(dim=1))
 
     def bound(self) -> Bound:
+        """Bound of the norm of each example."""
         if self.tokens == 1:
-            return Bound(self._token_sizes()[:, 0])  # ‖g‖‖a‖, good to 2·NORM_ERROR
-        size = self.size()
+            return Bound(self._token_norms()[:, 0])  # ‖g‖‖a‖, accurate to 2·NORM_ERROR
+        size = self.uncancelled_norm()
         if self.outputs.dtype is torch.float64:
-            return Bound(row_norms(self.dense()), size / CANCELLATION)
-        # PRIVACY: where tokens cancel, the computed norm may be far too small; its error is added.   [G16]
-        squares = self.squares().clamp_(min=0.0) + GRAM_ERROR * size * size + self.underflow()
-        return Bound(squares.sqrt() + 2 * (TOKENS + 1) * UNIT * size, size / CANCELLATION)
+            return Bound(row_norms(self.to_rows().rows), size / MAX_CANCELLATION)
+        # PRIVACY: if tokens cancel, the computed norm can be too small by this error.   [G16]
+        squares = self.squared_norms().clamp_(min=0.0) + GRAM_ERROR * size * size + self.underflow()
+        own_rounding = 2 * (TOKEN_BLOCK + 1) * UNIT_ROUNDOFF * size
+        return Bound(squares.sqrt() + own_rounding, size / MAX_CANCELLATION)
 
-    def squares(self) -> Tensor:
+    def squared_norms(self) -> Tensor:
         """``‖G‖²`` by inner products of tokens, with an error of at most ``GRAM_ERROR·S²``."""
-        n, t = self.outputs.shape[:2]
-        found = self.outputs.new_zeros(n, dtype=torch.float64)
-        for i, first in _slices(t, TOKENS):
-            for j, second in _slices(t, TOKENS):
-                if j < i:
-                    continue
+        squares = self.outputs.new_zeros(len(self), dtype=torch.float64)
+        blocks = list(slices(self.tokens, TOKEN_BLOCK))
+        for i, first in enumerate(blocks):
+            for second in blocks[i:]:
                 pairs = token_products(self.outputs[:, first], self.outputs[:, second])
                 pairs *= token_products(self.inputs[:, first], self.inputs[:, second])
-                found += pairs.sum(dim=(1, 2)) * (1 if i == j else 2)
-        return found
+                squares += pairs.sum(dim=(1, 2)) * (1 if first == second else 2)
+        return squares
 
     def underflow(self) -> Tensor:
-        """What `squares` may have lost because float32 numbers vanished."""
-        n, t, p = self.outputs.shape
-        most = UNDERFLOW * max(p, self.inputs.shape[2])
-        lengths = [
-            row_norms(x.flatten(0, 1)).view(n, t).sum(dim=1) for x in (self.outputs, self.inputs)
-        ]
-        return most * (lengths[0].square() + lengths[1].square() + most * t * t)
+        """A bound of what `squared_norms` loses where float32 numbers underflow."""
+        most = MIN_NORMAL_FLOAT32 * max(self.outputs.shape[2], self.inputs.shape[2])
+        g, a = (_norms_of_tokens(x).sum(dim=1) for x in (self.outputs, self.inputs))
+        return most * (g.square() + a.square() + most * self.tokens * self.tokens)
 
-    def add(self, total: Tensor, factors: Tensor, kept: Tensor | None, together: int) -> None:
+    def add(self, total: Tensor, factors: Tensor, mask: Tensor | None, group: int) -> None:
+        """Add the weighted sum over the examples to ``total``, in float64."""
         outputs, inputs = self.outputs, self.inputs
-        if kept is not None:
-            # PRIVACY: what is not finite contributes nothing.   [G16]
-            kept = kept.to(outputs.device)
-            outputs = torch.where(kept[:, None, None], outputs, 0.0)
-            inputs = torch.where(kept[:, None, None], inputs, 0.0)
-            factors = torch.where(kept, factors.to(outputs.device), 0.0)
-        # PRIVACY: factors below float32's normal numbers have few digits; an example would be too long.   [G16]
-        if bool((factors < SMALLEST).any()):
+        if mask is not None:
+            # PRIVACY: a non-finite example adds zero.   [G16]
+            mask = mask.to(outputs.device)
+            outputs = torch.where(mask[:, None, None], outputs, 0.0)
+            inputs = torch.where(mask[:, None, None], inputs, 0.0)
+            factors = torch.where(mask, factors.to(outputs.device), 0.0)
+        # PRIVACY: tiny factors have few digits in float32; rounded up, they are too large.   [G16]
+        if bool((factors < MIN_FLOAT32_FACTOR).any()):
             outputs, inputs = outputs.double(), inputs.double()
         factors = factors.to(outputs.device, outputs.dtype)
         total = total.view(outputs.shape[2], inputs.shape[2])
-        # PRIVACY: examples of one token share float32 products as in `weighted_sum`; others have their own.   [G16]
-        together = together if self.tokens == 1 else 1
+        # PRIVACY: only examples of one token share float32 products, as in `weighted_sum`.   [G16]
+        group = group if self.tokens == 1 else 1
         with full_precision():
-            for start in range(0, len(outputs), together):
-                part = slice(start, start + together)
+            for start in range(0, len(outputs), group):
+                part = slice(start, start + group)
                 g = outputs[part] * factors[part, None, None]
-                for _, tokens in _slices(self.tokens, TOKENS):
+                for tokens in slices(self.tokens, TOKEN_BLOCK):
                     left = g[:, tokens].flatten(0, 1)
                     total += left.T @ inputs[part, tokens].flatten(0, 1)
+
+    @staticmethod
+    def merge(terms: Sequence[Products]) -> Products:
+        """The sum of several terms: their tokens side by side."""
+        if len(terms) == 1:
+            return terms[0]
+        outputs = torch.cat([term.outputs for term in terms], 1)
+        return Products(
+            outputs, torch.cat([term.inputs.to(term.outputs.dtype) for term in terms], 1)
+        )
 
 
 @dataclass
 class Lookups:
-    """``gradients`` (n, T, d) that are added to the rows ``indices`` (n, T) of a table."""
+    """Gradients that are added to rows of a table.
+
+    Attributes:
+        indices: which row each token looks up, (n, T).
+        gradients: the gradient of each token, (n, T, d).
+    """
 
     indices: Tensor
     gradients: Tensor
 
     def __post_init__(self) -> None:
         self.gradients = self.gradients.double()
-        self._found: tuple[Tensor, Tensor, int] | None = None
+        self._keys: tuple[Tensor, Tensor, int] | None = None
 
-    def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Each row of the table that an example meets, once: the example, the row's index, its gradient."""
-        keys, places, width = self._keys()
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def _table_rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows of the table that each example uses: example, index, gradient."""
+        keys, inverse, width = self._unique_keys()
         rows = self.gradients.new_zeros(len(keys), self.gradients.shape[2])
-        rows.index_add_(0, places.flatten(), self.gradients.flatten(0, 1))
+        rows.index_add_(0, inverse.flatten(), self.gradients.flatten(0, 1))
         return keys // width, keys % width, rows
 
-    def _keys(self) -> tuple[Tensor, Tensor, int]:
-        """Numbers of all pairs of an example and a row that it meets, which pair a token has, and rows + 1 at most."""
-        if self._found is None:
+    def _unique_keys(self) -> tuple[Tensor, Tensor, int]:
+        """Distinct pairs as ``example·width + index``, their inverse, and width."""
+        if self._keys is None:
             width = int(self.indices.max()) + 1 if self.indices.numel() else 1
-            example = torch.arange(len(self.indices), device=self.indices.device)[:, None]
-            keys, places = torch.unique(example * width + self.indices, return_inverse=True)
-            self._found = keys, places, width
-        return self._found
+            example = torch.arange(len(self), device=self.indices.device)[:, None]
+            keys, inverse = torch.unique(example * width + self.indices, return_inverse=True)
+            self._keys = keys, inverse, width
+        return self._keys
 
-    def size(self) -> Tensor:
-        """``Σ_t ‖g_t‖`` of each row that an example meets, and the norm of these over the rows."""
-        n = len(self.indices)
-        keys, places, width = self._keys()
-        each = torch.linalg.vector_norm(self.gradients, dim=2).flatten()
-        rows = each.new_zeros(len(keys)).index_add_(0, places.flatten(), each)
-        example = keys // width
-        found: Tensor = each.new_zeros(n).index_add_(0, example, rows.square()).sqrt_()
-        return found
+    def uncancelled_norm(self) -> Tensor:
+        """S: ``Σ_t ‖g_t‖`` for each row that an example uses, then the norm over the rows."""
+        keys, inverse, width = self._unique_keys()
+        norms = torch.linalg.vector_norm(self.gradients, dim=2).flatten()
+        sums = norms.new_zeros(len(keys)).index_add_(0, inverse.flatten(), norms)
+        total: Tensor = norms.new_zeros(len(self)).index_add_(0, keys // width, sums.square())
+        return total.sqrt_()
 
     def bound(self) -> Bound:
-        example, _, rows = self._rows()
-        squares = rows.new_zeros(len(self.indices)).index_add_(0, example, rows.square().sum(dim=1))
-        # PRIVACY: where tokens cancel, what is left is rounding that depends on the order of summation.   [G16]
-        return Bound(squares.sqrt() * (1 + NORM_ERROR), self.size() / CANCELLATION)
+        """Bound of the norm of each example."""
+        example, _, rows = self._table_rows()
+        squares = rows.new_zeros(len(self)).index_add_(0, example, rows.square().sum(dim=1))
+        floor = self.uncancelled_norm() / MAX_CANCELLATION
+        # PRIVACY: what cancels leaves rounding error, by the order of summation.   [G16]
+        return Bound(squares.sqrt() * (1 + NORM_ERROR), floor)
 
-    def add(self, total: Tensor, factors: Tensor, kept: Tensor | None, together: int) -> None:
-        example, index, rows = self._rows()
+    def add(self, total: Tensor, factors: Tensor, mask: Tensor | None, group: int) -> None:
+        """Add the weighted sum over the examples to ``total``, in float64."""
+        example, index, rows = self._table_rows()
         factors = factors.to(rows.device)
-        if kept is not None:
-            # PRIVACY: what is not finite contributes nothing.   [G16]
-            kept = kept.to(rows.device)
-            rows, factors = (
-                torch.where(kept[example, None], rows, 0.0),
-                torch.where(kept, factors, 0.0),
-            )
+        if mask is not None:
+            # PRIVACY: a non-finite example adds zero.   [G16]
+            mask = mask.to(rows.device)
+            rows = torch.where(mask[example, None], rows, 0.0)
+            factors = torch.where(mask, factors, 0.0)
         total.index_add_(0, index, rows * factors[example, None])
 
-    def dense_in(self, shape: torch.Size) -> Tensor:
-        """The gradients of a table of this shape, ``(n, *shape)``."""
-        example, index, rows = self._rows()
-        found = torch.zeros(len(self.indices), *shape, dtype=torch.float64, device=rows.device)
-        found[example, index] = rows
-        return found
+    def to_rows(self, shape: torch.Size) -> Rows:
+        """The gradients of a table of this shape, (n, *shape), with their S."""
+        example, index, rows = self._table_rows()
+        table = torch.zeros(len(self), *shape, dtype=torch.float64, device=rows.device)
+        table[example, index] = rows
+        return Rows(table, self.uncancelled_norm())
 
-    def formed_in(self, shape: torch.Size) -> Rows:
-        """The gradients of a table of this shape with their S."""
-        return Rows(self.dense_in(shape), self.size())
+    def compact(self, buffers: RowBuffers | None) -> Lookups:
+        """The term itself."""
+        return self
+
+    @staticmethod
+    def merge(terms: Sequence[Lookups]) -> Lookups:
+        """The sum of several terms: their tokens side by side."""
+        if len(terms) == 1:
+            return terms[0]
+        indices = torch.cat([term.indices for term in terms], 1)
+        return Lookups(indices, torch.cat([term.gradients for term in terms], 1))
 
 
 Term = Rows | Products | Lookups
 
 
-def formed_term(term: Term, shape: torch.Size) -> Rows:
-    """The rows of a term of a parameter of this shape."""
-    if isinstance(term, Rows):
-        return term
-    return term.formed_in(shape) if isinstance(term, Lookups) else term.formed()
-
-
 def merged(terms: list[Term], shape: torch.Size) -> list[Term]:
-    """The same gradients in fewer terms, at most one of each kind: products and lookups side by side, rows added."""
-    products = [t for t in terms if isinstance(t, Products)]
-    lookups = [t for t in terms if isinstance(t, Lookups)]
-    rows = [t for t in terms if isinstance(t, Rows)]
-    if len(products) > 1:
-        together = Products(
-            torch.cat([p.outputs for p in products], 1),
-            torch.cat([p.inputs.to(p.outputs.dtype) for p in products], 1),
-        )
-        products = [together]
-    if len(lookups) > 1:
-        lookups = [
-            Lookups(
-                torch.cat([t.indices for t in lookups], 1),
-                torch.cat([t.gradients for t in lookups], 1),
-            )
-        ]
-    if products and (products[0].is_formed_cheaply or rows):
-        rows.append(products.pop().formed())
-    if lookups and rows:
-        rows.append(lookups.pop().formed_in(shape))
-    if rows:
-        rows = [_added(rows)]
-    return [*rows, *products, *lookups]
-
-
-def _added(terms: list[Rows]) -> Rows:
-    """The sum of several terms; those of one use each have their own norm for S."""
-    if len(terms) == 1:
-        return terms[0]
-    total, size = flat(terms[0].rows), None
-    for more in terms[1:]:
-        total = total + flat(more.rows)
-    for term in terms:
-        each = row_norms(term.rows) if term.size is None else term.size
-        size = each if size is None else size + each.to(size.device)
-    return Rows(total, size)
+    """The same gradient in fewer terms: `Rows`, or at most one `Products` and one `Lookups`."""
+    rows = [term for term in terms if isinstance(term, Rows)]
+    products = [term for term in terms if isinstance(term, Products)]
+    lookups = [term for term in terms if isinstance(term, Lookups)]
+    if products:
+        products = [Products.merge(products)]
+        if products[0].is_formed_cheaply or rows:
+            rows.append(products.pop().to_rows())
+    if lookups:
+        lookups = [Lookups.merge(lookups)]
+        if rows:
+            rows.append(lookups.pop().to_rows(shape))
+    return [*([Rows.merge(rows)] if rows else []), *products, *lookups]
 
 
 def bound_of(terms: list[Term]) -> Bound:
-    """Of the sum of the terms, after `merged`."""
-    bounds = [t.bound() for t in terms]
-    least = [b.least for b in bounds if b.least is not None]
-    lower = torch.stack(least).sum(dim=0) if least else None
+    """Bound of the norm of the sum of the terms, which `merged` has returned."""
+    bounds = [term.bound() for term in terms]
+    floors = [bound.floor for bound in bounds if bound.floor is not None]
+    floor = torch.stack(floors).sum(dim=0) if floors else None
     if len(terms) == 1:
-        return Bound(bounds[0].norm, lower)
-    products = next((t for t in terms if isinstance(t, Products)), None)
-    lookups = next((t for t in terms if isinstance(t, Lookups)), None)
+        return Bound(bounds[0].norm, floor)
     # PRIVACY: the norm of a sum is at most the sum of the norms.   [G16]
-    together = torch.stack([b.norm for b in bounds]).sum(dim=0)
-    if products is not None and lookups is not None and len(terms) == 2:
-        sizes = products.size() * lookups.size()
-        crossed = 2 * cross_term(products, lookups) + 2 * GRAM_ERROR * sizes
-        exact = (bounds[0].norm.square() + bounds[1].norm.square() + crossed).clamp(min=0.0).sqrt()
-        together = torch.minimum(together, exact)
-    return Bound(together, lower)
+    norm = torch.stack([bound.norm for bound in bounds]).sum(dim=0)
+    products, lookups = terms
+    if isinstance(products, Products) and isinstance(lookups, Lookups):
+        error = 2 * GRAM_ERROR * (products.uncancelled_norm() * lookups.uncancelled_norm())
+        crossed = 2 * cross_term(products, lookups) + error
+        squares = bounds[0].norm.square() + bounds[1].norm.square() + crossed
+        norm = torch.minimum(norm, squares.clamp(min=0.0).sqrt())
+    return Bound(norm, floor)
 
 
 def cross_term(products: Products, lookups: Lookups) -> Tensor:
-    """The inner product of both gradients of each example: ``Σ_{t,s} (g_s·e_{index_t})(h_t·a_s)``."""
-    found = []
+    """Inner product of both gradients of each example: ``Σ_{t,s} (g_s·e_{index_t})(h_t·a_s)``."""
+    crossed = lookups.gradients.new_zeros(len(products))
     with full_precision():
-        for g, a, index, h in zip(
-            products.outputs, products.inputs, lookups.indices, lookups.gradients, strict=True
-        ):  # one example at a time: a table's row for each pair of tokens
-            total = h.new_zeros(())
-            for _, part in _slices(len(index), TOKENS):
-                total = total + ((h[part] @ a.double().T) * g[:, index[part]].T.double()).sum()
-            found.append(total)
-    return torch.stack(found) if found else lookups.gradients.new_zeros(0)
+        for i in range(len(products)):  # alone: each pair of tokens has a row of the table
+            g, a = products.outputs[i], products.inputs[i].double()
+            index, h = lookups.indices[i], lookups.gradients[i]
+            for part in slices(len(index), TOKEN_BLOCK):
+                crossed[i] += ((h[part] @ a.T) * g[:, index[part]].T.double()).sum()
+    return crossed
 
 
 def is_formed_cheaply(tokens: int, p: int, d: int) -> bool:
-    """Whether a gradient of p·d numbers takes at most twice the memory of ``tokens`` inputs and output gradients."""
+    """Whether a (p, d) gradient takes at most twice the memory of ``tokens`` pairs of factors."""
     return p * d <= 2 * tokens * (p + d)
-
-
-def token_products(left: Tensor, right: Tensor) -> Tensor:
-    """Inner products of tokens (n, t, s) in float64, of blocks of at most `FEATURES` in float32."""
-    total: Any = None
-    for _, part in _slices(left.shape[2], FEATURES):
-        product = batched_products(left[:, :, part], right[:, :, part], tokens_first=False).double()
-        total = product if total is None else total.add_(product)
-    found: Tensor = total
-    return found
 
 
 def token_sums(rows: Tensor, dim: int = 1) -> Rows:
     """``Σ_t rows[:, t]`` of each example; ``rows`` is (n, T, p), or (n, p, T) with ``dim=2``."""
-    rows = working(rows)
+    rows = at_least_float32(rows)
     if rows.shape[dim] == 1:
         return Rows(rows.select(dim, 0))
     absolute = torch.linalg.vector_norm(rows, ord=1, dim=dim)
     return Rows(rows.sum(dim=dim), row_norms(absolute))
 
 
-def batched_products(
-    left: Tensor, right: Tensor, tokens_first: bool = True, out: Tensor | None = None
-) -> Tensor:
-    """One matrix product for each example: ``leftᵀ right`` of (n, t, p) and (n, t, d), or ``left rightᵀ``.
-
-    Guarantee: the result for an example has the same bits wherever it is in the batch, and whatever the others
-    are; tests/torch/test_gradient_terms.py checks it on the machine at hand.   [G16]
-    """
-    n = len(left)
-    wide = 2 if tokens_first else 1
-    p, d, length = left.shape[wide], right.shape[wide], left.shape[3 - wide]
-    padded_p, padded_d = _aligned_sizes(p, d)
-    group = max(1, min(MAX_GROUP, GROUP_WORK // max(1, length * padded_p * padded_d)))
-    found = left.new_empty(n, p, d) if out is None else out
-    with full_precision(), torch.no_grad():
-        for start in range(0, n, group):
-            # PRIVACY: groups of one size and layout, so that others do not change the rounding of an example.   [G16]
-            x = _fixed_layout(left[start : start + group], group, wide, padded_p)
-            y = _fixed_layout(right[start : start + group], group, wide, padded_d)
-            x, y = (x.transpose(1, 2), y) if tokens_first else (x, y.transpose(1, 2))
-            if start + group <= n and (padded_p, padded_d) == (p, d):
-                torch.bmm(x, y, out=found[start : start + group])
-            else:
-                found[start : start + group] = torch.bmm(x, y)[: n - start, :p, :d]
-    return found
-
-
-def _aligned_sizes(p: int, d: int) -> tuple[int, int]:
-    """Sizes of a matrix, at least p by d, with a multiple of `ALIGNMENT` numbers: where a matrix starts in memory
-    decides how some libraries round."""
-    choices = []
-    for columns in (d, -(-d // 2) * 2, -(-d // 4) * 4, -(-d // 8) * 8, -(-d // 16) * 16):
-        step = ALIGNMENT // math.gcd(ALIGNMENT, columns)
-        choices.append((-(-p // step) * step, columns))
-    return min(choices, key=lambda size: size[0] * size[1])
-
-
-def _fixed_layout(x: Tensor, group: int, dim: int, size: int) -> Tensor:
-    """``x``, or a copy filled up with zeros, with ``group`` examples and ``size`` along ``dim``.
-
-    Each example's matrix starts at a multiple of `ALIGNMENT` numbers, and has the strides that it has in every other
-    group of the same tensor.
-    """
-    if len(x) == group and x.shape[dim] == size and _is_aligned(x):
-        return x
-    rows, columns = (size, x.shape[2]) if dim == 1 else (x.shape[1], size)
-    width = x.stride(1) if x.shape[dim] == size and _is_aligned(x) else columns
-    start = x.stride(0) if width > columns else -(-rows * columns // ALIGNMENT) * ALIGNMENT
-    found = torch.empty_strided(
-        (group, rows, columns), (start, width, 1), dtype=x.dtype, device=x.device
-    ).zero_()
-    found.narrow(0, 0, len(x)).narrow(dim, 0, x.shape[dim]).copy_(x)
-    return found
-
-
-def _is_aligned(x: Tensor) -> bool:
-    """Whether libraries take each example's matrix as it lies in memory, and all of them in the same way."""
-    each = x.stride(0)
-    is_matrix = (
-        x.stride(2) == 1
-        and x.stride(1) >= x.shape[2]
-        and each >= x.shape[1] * x.stride(1) - x.stride(1) + x.shape[2]
+def sum_to_shape(rows: Tensor, shape: torch.Size) -> Rows:
+    """Rows of shape (n, *expanded) summed to (n, *shape): the gradient of an expansion."""
+    n, expanded = len(rows), rows.shape[1:]
+    wide = [1] * (len(expanded) - len(shape)) + list(shape)
+    summed = [i for i, size in enumerate(wide) if size == 1 and expanded[i] > 1]
+    kept = [i for i in range(len(wide)) if i not in summed]
+    moved = rows.permute(0, *[i + 1 for i in summed], *[i + 1 for i in kept]).reshape(
+        n,
+        torch.Size([expanded[i] for i in summed]).numel(),
+        torch.Size([wide[i] for i in kept]).numel(),
     )
-    return is_matrix and each % ALIGNMENT == 0 and x.data_ptr() % (4 * ALIGNMENT) == 0
+    sums = token_sums(moved)
+    return Rows(sums.rows.view(n, *shape), sums.uncancelled)
 
 
-def _slices(length: int, step: int) -> Iterator[tuple[int, slice]]:
-    for start in range(0, max(length, 1), step):
-        yield start, slice(start, min(start + step, length))
+def _norms_of_tokens(x: Tensor) -> Tensor:
+    """The norm of each token of (n, T, …), as (n, T)."""
+    return row_norms(x.flatten(0, 1)).view(x.shape[:2])

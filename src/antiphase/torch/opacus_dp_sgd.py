@@ -12,12 +12,13 @@ from torch import nn
 
 from antiphase.torch import coverage
 from antiphase.torch.distributed import Group, plain
-from antiphase.torch.ghost_clipping import GhostLoss, PoissonGhostOptimizer, recorded
+from antiphase.torch.ghost_clipping import GhostLoss, PoissonGhostOptimizer
 from antiphase.torch.gradient_check import check_gradients
 from antiphase.torch.model_state_check import UnchangedModel
 from antiphase.torch.optimizers import POISSON_OPTIMIZERS
 from antiphase.torch.poisson_sampling import PoissonLoader, refuse_other_examples
 from antiphase.torch.private_optimizer import IndependentNoise
+from antiphase.torch.recorded_module import recorded
 from antiphase.torch.request import Request
 from antiphase.torch.user_warnings import warn
 from antiphase.torch.validation import refuse_foreign_parameters

@@ -24,11 +24,12 @@ from antiphase.torch.batch_selection import (
 from antiphase.torch.coverage import Coverage
 from antiphase.torch.distributed import Group, plain
 from antiphase.torch.frozen_settings import FrozenSettings, ReleasedOnce
-from antiphase.torch.ghost_clipping import GhostLoss, recorded
+from antiphase.torch.ghost_clipping import GhostLoss
 from antiphase.torch.gradient_check import check_gradients
 from antiphase.torch.model_state_check import UnchangedModel
 from antiphase.torch.optimizers import PRIVATE_OPTIMIZERS
 from antiphase.torch.plan import TrainingPlan
+from antiphase.torch.recorded_module import recorded
 from antiphase.torch.release import Release
 from antiphase.torch.request import Request
 from antiphase.torch.training_warnings import PlannedLearningRates, UnusedParameters
