@@ -1,1 +1,1 @@
-"""Side by side with the peers: one file a question, all of them in one run. ``python -m benchmarks --help``."""
+"""Benchmarks against other libraries, one file per question; run by `python -m benchmarks`."""

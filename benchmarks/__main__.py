@@ -1,8 +1,8 @@
-"""antiphase beside its peers, on the same work, in one run.
+"""Measure antiphase and its peers on the same work, in one run.
 
 python -m benchmarks [QUESTION …] [--full] [--json] [--output results/benchmarks.json] [--page]
 
-Ends with code 1 if something that is asked does not hold, with 2 if a peer could not be measured.
+Exit codes: 1 if a claim does not hold, 2 if a peer could not be measured.
 """
 
 import argparse
@@ -17,15 +17,15 @@ import threading
 import time
 from pathlib import Path
 
-os.environ["ANTIPHASE_CACHE"] = "off"  # designs are to be made, not remembered
+os.environ["ANTIPHASE_CACHE"] = "off"  # designs are computed, not read from the cache
 
 from rich.console import Console
 from rich.table import Table as Rich
 
 from antiphase._util import files
 from benchmarks import page
-from benchmarks.asking import Run
 from benchmarks.peers import PeerError
+from benchmarks.question import Run
 
 QUESTIONS = ("design", "epochs", "memory", "families", "noise", "step", "accounting", "starting")
 LONGEST, ON_ONE_CORE = "epochs", ("design", "memory", "families", "accounting", "starting")
@@ -36,8 +36,8 @@ def question(name):
     return importlib.import_module(f"benchmarks.{name}")
 
 
-class Book:
-    """Each record is on the disk as soon as it is there, beside those of earlier runs."""
+class RecordFile:
+    """The records of this run and earlier ones; each is written as soon as it is measured."""
 
     def __init__(self, path, full):
         self._path, self._full, self._writing = path, full, threading.Lock()
@@ -45,24 +45,25 @@ class Book:
 
     def keep(self, name, record):
         with self._writing:
-            known = json.loads(self._path.read_text())["questions"] if self._path.exists() else {}
-            known[name] = record
+            records = json.loads(self._path.read_text())["questions"] if self._path.exists() else {}
+            records[name] = record
             machine = {
                 "cores": os.cpu_count(),
                 "processor": platform.machine(),
                 "python": platform.python_version(),
             }
-            whole = {
+            content = {
                 "command": "python -m benchmarks" + " --full" * self._full,
                 "date": time.strftime("%Y-%m-%d"),
                 "machine": machine,
-                "questions": {name: known[name] for name in QUESTIONS if name in known},
+                "questions": {name: records[name] for name in QUESTIONS if name in records},
             }
-            files.write_bytes(self._path, json.dumps(whole, ensure_ascii=False, indent=1).encode())
+            text = json.dumps(content, ensure_ascii=False, indent=1)
+            files.write_bytes(self._path, text.encode())
 
 
-class Beside:
-    """A question that a process of its own measures on the last core, while others are measured on the first."""
+class OnLastCore:
+    """A question measured by its own process on the last core, while others use the first."""
 
     def __init__(self, name, full, keep):
         self.name, self._keep, self._before = name, keep, os.sched_getaffinity(0)
@@ -76,7 +77,7 @@ class Beside:
             "--output",
             f"{self._folder.name}/record.json",
         ]
-        os.sched_setaffinity(0, {max(self._before)})  # which the process inherits
+        os.sched_setaffinity(0, {max(self._before)})  # inherited by the process
         self._process = subprocess.Popen(
             command + ["--full"] * full, cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
@@ -86,28 +87,27 @@ class Beside:
         self._waiting.start()
 
     def _wait(self):
-        said, _ = self._process.communicate()
+        output, _ = self._process.communicate()
         self._folder.cleanup()
         if self._process.returncode in (0, 1):
-            self._record = json.loads(said)[self.name]
+            self._record = json.loads(output)[self.name]
             self._keep(self.name, self._record)
 
     def record(self):
-        """What was measured, once it is."""
+        """Wait for the record."""
         self._waiting.join()
         os.sched_setaffinity(0, self._before)
         if self._record is None:
-            raise PeerError(
-                f"measured in a process of its own, which ended with code {self._process.returncode}"
-            )
+            raise PeerError(f"its process ended with code {self._process.returncode}")
         return self._record
 
 
-def measured(names, full, console, keep):
-    """The record of each question, in the order asked; those that failed are left out, and said.
+def measure(names, full, console, keep):
+    """Measure questions; returns their records in order, and the names of those that failed.
 
-    The peer's designs for several epochs take longer than all others together, on one core; so they have one of their
-    own, and what depends on a quiet machine waits for them. ``keep`` is called with each record as soon as it is there.
+    The peer's designs for several epochs take longer than all other measurements together, on one
+    core. So they run on a core of their own, and measurements that need a quiet machine follow.
+    ``keep`` is called with each record as soon as it is measured.
     """
     several = (
         len(set(names) - {LONGEST}) > 0
@@ -116,19 +116,18 @@ def measured(names, full, console, keep):
     )
     if LONGEST not in names or not several:
         return _in_turn(names, full, console, keep)
-    beside = Beside(LONGEST, full, keep)
+    longest = OnLastCore(LONGEST, full, keep)
     records, failed = _in_turn([name for name in names if name in ON_ONE_CORE], full, console, keep)
     try:
         with console.status(question(LONGEST).TITLE):
-            records[LONGEST] = beside.record()
+            records[LONGEST] = longest.record()
     except PeerError as error:
         failed.append(LONGEST)
         console.print(f"{question(LONGEST).TITLE}: not measured. {error}")
     alone = [name for name in names if name not in (*ON_ONE_CORE, LONGEST)]
-    more, also = _in_turn(alone, full, console, keep)
-    return {
-        name: (records | more)[name] for name in names if name in records or name in more
-    }, failed + also
+    more, more_failed = _in_turn(alone, full, console, keep)
+    records |= more
+    return {name: records[name] for name in names if name in records}, failed + more_failed
 
 
 def _in_turn(names, full, console, keep):
@@ -154,7 +153,7 @@ def _in_turn(names, full, console, keep):
 
 
 def show(records, console):
-    """Tables, then what was asked beside what was measured; True if all of it holds."""
+    """Print tables and claims; returns whether all claims hold."""
     holds = True
     for name, record in records.items():
         asked = question(name)
@@ -185,14 +184,14 @@ def main():
     parser.add_argument(
         "--full",
         action="store_true",
-        help="larger sizes and more repetitions: hours, for the peer's sake",
+        help="larger sizes and more repetitions; takes hours, most of them the peers'",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
     parser.add_argument(
         "--output",
         type=Path,
         default=ROOT / "results" / "benchmarks.json",
-        help="where the record goes",
+        help="file of the record",
     )
     parser.add_argument(
         "--page",
@@ -200,7 +199,7 @@ def main():
         help="write docs/benchmarks.md and its figures from the record",
     )
     parser.add_argument(
-        "--page-only", action="store_true", help="the same, without measuring anything"
+        "--page-only", action="store_true", help="write the page without measuring anything"
     )
     arguments = parser.parse_args()
     names = arguments.questions or list(QUESTIONS)
@@ -211,8 +210,8 @@ def main():
     if arguments.page_only:
         page.write(json.loads(arguments.output.read_text()), ROOT / "docs")
         return 0
-    book = Book(arguments.output, arguments.full)
-    records, failed = measured(names, arguments.full, Console(stderr=True), book.keep)
+    record_file = RecordFile(arguments.output, arguments.full)
+    records, failed = measure(names, arguments.full, Console(stderr=True), record_file.keep)
     if arguments.page:
         page.write(json.loads(arguments.output.read_text()), ROOT / "docs")
     if arguments.json:

@@ -1,4 +1,4 @@
-"""How long does an ε take, and is it the right one? Against dp-accounting."""
+"""The time and the value of ε, against dp-accounting."""
 
 import numpy as np
 from dp_accounting import dp_event
@@ -6,8 +6,8 @@ from dp_accounting.pld import pld_privacy_accountant
 
 from antiphase import accounting
 from antiphase.accounting import poisson
-from benchmarks.asking import Claim, Loss
-from benchmarks.timing import Timing, in_words, ratio_in_words, seconds
+from benchmarks.question import Claim, Loss
+from benchmarks.timing import Timing, format_ratio, format_seconds, seconds
 from experiments.runner import Table
 
 TITLE = "Accounting"
@@ -21,9 +21,15 @@ AGREE = 1e-6
 
 
 def measure(run):
-    run.say("ε of one Gaussian mechanism, and of Poisson samples")
-    rows = [_compare(f"Gaussian, noise multiplier {s}", lambda s=s: accounting.gaussian_epsilon(s, DELTA),
-                     lambda s=s: _gaussian(s)) for s in MULTIPLIERS]  # fmt: skip
+    run.report("ε of one Gaussian mechanism, and of Poisson samples")
+    rows = [
+        _compare(
+            f"Gaussian, noise multiplier {s}",
+            lambda s=s: accounting.gaussian_epsilon(s, DELTA),
+            lambda s=s: _gaussian(s),
+        )
+        for s in MULTIPLIERS
+    ]
     for name, (s, rate, steps) in POISSON.items():
         rows.append(
             _compare(
@@ -36,7 +42,7 @@ def measure(run):
 
 
 def _gaussian(multiplier):
-    """At its default discretisation."""
+    """By dp-accounting at its default discretisation."""
     accountant = pld_privacy_accountant.PLDAccountant()
     return accountant.compose(dp_event.GaussianDpEvent(multiplier)).get_epsilon(DELTA)
 
@@ -52,26 +58,22 @@ def _poisson(multiplier, rate, steps):
 
 
 def _compare(name, ours, theirs):
-    said = {"ours": ours(), "theirs": theirs()}
+    epsilons = {"ours": ours(), "theirs": theirs()}
     taken = {"ours": [], "theirs": []}
     for _ in range(5):
         taken["ours"].append(seconds(ours))
         taken["theirs"].append(seconds(theirs))
     timings = {who: Timing.of(taken[who][0], taken[who]).json() for who in taken}
-    return {"name": name, "ours": said["ours"], "theirs": said["theirs"], "seconds": timings}
-
-
-# ---- what is shown -----------------------------------------------------------------------------------------
+    return {"name": name, **epsilons, "seconds": timings}
 
 
 def tables(record):
     rows = []
     for row in record["rows"]:
         ours, theirs = (row["seconds"][who]["median"] for who in ("ours", "theirs"))
-        rows.append(
-            [row["name"], f"{row['ours']:.9g}", f"{row['theirs']:.9g}", in_words(ours), in_words(theirs),
-             ratio_in_words(theirs / ours)]
-        )  # fmt: skip
+        epsilons = [f"{row[who]:.9g}" for who in ("ours", "theirs")]
+        times = [format_seconds(ours), format_seconds(theirs), format_ratio(theirs / ours)]
+        rows.append([row["name"], *epsilons, *times])
     headings = [
         "",
         "ε, antiphase",
@@ -98,23 +100,26 @@ def claims(record):
 
 
 def losses(record):
-    why = "ours asks dp-accounting at a finer interval than its default, and both of its estimates"
-    return [
-        Loss(
-            f"{row['name']}: {in_words(row['seconds']['theirs']['median'])} against {in_words(ours)}",
-            why,
-        )
-        for row in record["rows"]
-        if row["seconds"]["theirs"]["median"] < (ours := row["seconds"]["ours"]["median"])
-    ]
+    why = (
+        "ours calls dp-accounting at a finer interval than its default, and for both of its "
+        "estimates"
+    )
+    lost = []
+    for row in record["rows"]:
+        ours, theirs = (row["seconds"][who]["median"] for who in ("ours", "theirs"))
+        if theirs < ours:
+            what = f"{row['name']}: {format_seconds(theirs)} against {format_seconds(ours)}"
+            lost.append(Loss(what, why))
+    return lost
 
 
-def words(record):
+def notes(record):
     return [
-        "Each ε is asked for five times, in turn. Correlated noise needs one closed-form Gaussian, whose ε ours "
-        "computes to the last digits and rounds up; dp-accounting discretises the privacy loss at its "
-        "default interval and is an upper bound too. For Poisson samples ours *is* dp-accounting, at the interval "
-        "that makes both of its estimates agree: slower where that is finer than its default.",
+        "Each ε is computed five times, in alternation. Correlated noise needs a single Gaussian, "
+        "whose ε antiphase computes in closed form and rounds up; dp-accounting discretises the "
+        "privacy loss at its default interval, and its ε is an upper bound too. For Poisson "
+        "samples antiphase calls dp-accounting, at the interval at which both of its estimates "
+        "agree; it is slower where that interval is finer than the default.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""How long does the best encoder take to find, and how good is it? One participation."""
+"""The time to find the optimal encoder and its error: one participation."""
 
 import time
 
@@ -7,8 +7,8 @@ import numpy as np
 import antiphase as ap
 from antiphase.reporting import charts, figures
 from benchmarks import peers
-from benchmarks.asking import Claim, Loss, excess
-from benchmarks.timing import OnOneCore, in_words, ratio_in_words
+from benchmarks.question import Claim, Loss, excess
+from benchmarks.timing import OnOneCore, format_ratio, format_seconds
 from experiments.runner import Table
 
 TITLE = "Design, one participation"
@@ -32,13 +32,13 @@ def measure(run):
 
 
 def ours_at(sizes, run, epochs=EPOCHS, repetitions=5, kinds=tuple(OPTIONS)):
-    """One core. The first design of a process loads and compiles: reported apart."""
+    """Our designs on one core; the first of a process loads and compiles, and is separate."""
     rows = []
     for kind in kinds:
         options = OPTIONS[kind] if epochs == 1 else {}
         first = _seconds(64, epochs, options)[0]
         for steps in sizes:
-            run.say(f"antiphase, {kind}, T = {steps:,}")
+            run.report(f"antiphase, {kind}, T = {steps:,}")
             several = [_seconds(steps, epochs, options) for _ in range(repetitions)]
             taken, f = [s for s, _ in several], several[-1][1]
             rows.append(
@@ -66,10 +66,12 @@ def _seconds(steps, epochs, options):
 
 
 def theirs_at(sizes, epochs, worker, ours, run):
-    """One core, once each: it compiles again at every call, so there is nothing to warm up."""
+    """The peer's designs on one core, once each: every call compiles anew."""
     rows = []
     for steps in sizes:
-        run.say(f"JAX Privacy, dense, T = {steps:,}, {epochs} epoch(s): minutes from T = 1,024 on")
+        run.report(
+            f"JAX Privacy, dense, T = {steps:,}, {epochs} epoch(s): minutes from T = 1,024 on"
+        )
         made = worker.ask("dense", steps=steps, epochs=epochs)
         bound = max(row["optimum"] for row in ours if row["steps"] == steps)
         rows.append(
@@ -82,17 +84,14 @@ def theirs_at(sizes, epochs, worker, ours, run):
     return rows
 
 
-# ---- what is shown -----------------------------------------------------------------------------------------
-
-
 def pairs(record):
-    """Ours at its most precise, and theirs, at the same number of steps."""
+    """Our most precise design and theirs, at the same number of steps."""
     precise = {row["steps"]: row for row in record["ours"] if row["kind"] == "exact"}
     return [(precise[row["steps"]], row) for row in record["theirs"]]
 
 
 def exponent(rows):
-    """Of the time in the number of steps."""
+    """The exponent of the time in the number of steps."""
     return float(
         np.polyfit(np.log([r["steps"] for r in rows]), np.log([r["seconds"] for r in rows]), 1)[0]
     )
@@ -112,7 +111,7 @@ def tables(record):
 
 
 def _figures(row):
-    return f"{row['steps']:,}", in_words(row["seconds"]), f"{max(row['excess'], 0):.1e}"
+    return f"{row['steps']:,}", format_seconds(row["seconds"]), f"{max(row['excess'], 0):.1e}"
 
 
 def claims(record):
@@ -122,13 +121,11 @@ def claims(record):
     return [
         Claim(
             f"T = {ASKED}: faster than JAX Privacy",
-            ratio_in_words(faster),
+            format_ratio(faster),
             f"≥ {FASTER} ×",
             faster >= FASTER,
         ),
-        Claim(
-            "with an excess smaller by", ratio_in_words(closer), f"≥ {CLOSER} ×", closer >= CLOSER
-        ),
+        Claim("with an excess smaller by", format_ratio(closer), f"≥ {CLOSER} ×", closer >= CLOSER),
         Claim(
             "exponent of the time in T",
             f"{steep:.2f} (peer {theirs_steep:.2f})",
@@ -139,9 +136,7 @@ def claims(record):
 
 
 def losses(record):
-    why = (
-        "ours stops at the tolerance it was given (`tolerance=`), theirs when its gradient is small"
-    )
+    why = "ours stops at the given tolerance (`tolerance=`), theirs when its gradient is small"
     return [
         Loss(
             f"{TITLE}, T = {t['steps']:,}: excess {t['excess']:.1e} against {o['excess']:.1e}", why
@@ -151,16 +146,17 @@ def losses(record):
     ]
 
 
-def words(record):
+def notes(record):
     first = max(row["first"] for row in record["ours"])
     return [
-        "Squared error of all prefix sums, each record in one step. One core for both. JAX Privacy: "
-        "`dense.optimize(T)` at its defaults, which compiles at every call; ours: medians of "
-        f"five, after a first design that loads and compiles ({in_words(first)}; from the second process on it is "
-        "read from a cache).",
-        "*Exact* spends as many buffers as full precision needs, *default* the fewest that keep within 0.1 %. "
-        "Excess: of ours the certified gap, of theirs the squared error "
-        "recomputed in float64 over the certified lower bound.",
+        "Squared error of all prefix sums, each record in one step. One core for both. JAX "
+        "Privacy: `dense.optimize(T)` at its defaults, which compiles at every call. Ours: medians "
+        "of five, "
+        f"after a first design that loads and compiles ({format_seconds(first)}; later processes "
+        "read the compiled code from a cache).",
+        "*Exact* has as many buffers as full precision needs, *default* the fewest within 0.1 % of "
+        "the optimum. Excess: of ours the certified gap, of theirs the squared error recomputed in "
+        "float64 over the certified lower bound.",
     ]
 
 

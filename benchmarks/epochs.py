@@ -1,4 +1,4 @@
-"""How long does the best encoder take to find over several epochs, and how does that grow with the steps?"""
+"""The time to find the optimal encoder for several epochs, and how it grows with the steps."""
 
 import time
 
@@ -7,9 +7,9 @@ from antiphase.objective import Average
 from antiphase.reporting import charts, figures
 from antiphase.solvers.multi_epoch import bound_only
 from benchmarks import design, peers
-from benchmarks.asking import Claim, Loss
 from benchmarks.design import exponent
-from benchmarks.timing import OnOneCore, in_words, ratio_in_words
+from benchmarks.question import Claim, Loss
+from benchmarks.timing import OnOneCore, format_ratio, format_seconds
 from experiments.runner import Table
 
 TITLE = "Design, several epochs"
@@ -23,22 +23,22 @@ def measure(run):
     with OnOneCore():
         ours = design.ours_at(SIZES[run.full], run, EPOCHS, repetitions=2, kinds=["exact"])
         sizes = SEARCHED if run.full else SEARCHED[:-2]
-        run.say(f"antiphase, search alone, {SEARCH_EPOCHS} epochs, T up to {sizes[-1]:,}")
-        found = searched(sizes, repetitions=1)
+        run.report(f"antiphase, search alone, {SEARCH_EPOCHS} epochs, T up to {sizes[-1]:,}")
+        searches = searched(sizes, repetitions=1)
     with peers.Worker("jax-privacy", core=peers.cores()[0]) as worker:
         theirs = design.theirs_at(SIZES[run.full], EPOCHS, worker, ours, run)
     return {
         "epochs": EPOCHS,
         "ours": ours,
         "theirs": theirs,
-        "searched": found,
+        "searched": searches,
         "peer": worker.hello,
     }
 
 
 def searched(steps=SEARCHED, epochs=SEARCH_EPOCHS, repetitions=2):
-    """The search for the certified bound, which is all but the last square root: the fastest of a few."""
-    ap.design("dp-mf", steps=64, epochs=4)  # warm
+    """The search for the certified bound, without the final square root: the fastest of a few."""
+    ap.design("dp-mf", steps=64, epochs=4)  # loads and compiles
     return [
         min((_search(size, epochs) for _ in range(repetitions)), key=lambda r: r["seconds"])
         for size in steps
@@ -46,18 +46,15 @@ def searched(steps=SEARCHED, epochs=SEARCH_EPOCHS, repetitions=2):
 
 
 def _search(steps, epochs):
-    done = []
+    reports = []
     began = time.perf_counter()
     low, _ = bound_only(
         ap.Workload.sgd(steps), Average(), ap.epochs(epochs, steps // epochs), tolerance=TOLERANCE,
-        progress=done.append,
+        progress=reports.append,
     )  # fmt: skip
-    iterations, gap = done[-1].done, done[-1].gap
+    iterations, gap = reports[-1].done, reports[-1].gap
     seconds = time.perf_counter() - began
     return {"steps": steps, "seconds": seconds, "iterations": iterations, "gap": gap, "bound": low}
-
-
-# ---- what is shown -----------------------------------------------------------------------------------------
 
 
 def tables(record):
@@ -66,7 +63,12 @@ def tables(record):
         [f"JAX Privacy, dense, {EPOCHS} epochs", *design._figures(row)] for row in record["theirs"]
     ]
     searches = [
-        [f"{row['steps']:,}", in_words(row["seconds"]), str(row["iterations"]), f"{row['gap']:.0e}"]
+        [
+            f"{row['steps']:,}",
+            format_seconds(row["seconds"]),
+            str(row["iterations"]),
+            f"{row['gap']:.0e}",
+        ]
         for row in record["searched"]
     ]
     return [
@@ -84,7 +86,7 @@ def claims(record):
     faster, steep = theirs["seconds"] / ours["seconds"], exponent(record["searched"])
     what = f"T = {design.ASKED}, {EPOCHS} epochs: faster than JAX Privacy"
     return [
-        Claim(what, ratio_in_words(faster), f"≥ {FASTER} ×", faster >= FASTER),
+        Claim(what, format_ratio(faster), f"≥ {FASTER} ×", faster >= FASTER),
         Claim(
             f"exponent of the search in T, {SEARCH_EPOCHS} epochs",
             f"{steep:.2f}",
@@ -100,26 +102,29 @@ def losses(record):
     ]
 
 
-def words(record):
+def notes(record):
     ours, theirs = design.pairs(record)[-1]
     return [
-        "As above, with a fixed order in each epoch: `dense.optimize(T, epochs=16)`. Ours is a search in "
-        "near-linear time, then one dense square root for the encoder.",
-        f"Both are good to many digits; at T = {ours['steps']:,} ours is within {ours['excess']:.0e} of the bound, "
-        f"certified, and theirs within {max(theirs['excess'], 0):.0e}. "
-        "Ours stops where its certificate says so.",
+        "As above, with a fixed order in each epoch: `dense.optimize(T, epochs=16)`. Ours is a "
+        "search in near-linear time, then one dense square root for the encoder.",
+        f"Both are accurate to many digits. At T = {ours['steps']:,} ours is within "
+        f"{ours['excess']:.0e} of the certified bound, theirs within "
+        f"{max(theirs['excess'], 0):.0e}. Ours stops when its certified gap reaches the tolerance.",
     ]
 
 
 def draw(record, folder):
     points = [(row["steps"], row["seconds"]) for row in record["searched"]]
-    whole = [(row["steps"], row["seconds"]) for row in record["ours"]]
+    ours = [(row["steps"], row["seconds"]) for row in record["ours"]]
     theirs = [(row["steps"], row["seconds"]) for row in record["theirs"]]
     steep = exponent(record["searched"])
-    title = f"Time to design, {EPOCHS} epochs; the search at {SEARCH_EPOCHS} epochs grows like T^{steep:.2f}"
+    title = (
+        f"Time to design, {EPOCHS} epochs; "
+        f"the search at {SEARCH_EPOCHS} epochs grows like T^{steep:.2f}"
+    )
     curves = {
         "search alone": ("dp-mf+", points),
-        "antiphase": ("dp-mf", whole),
+        "antiphase": ("dp-mf", ours),
         "JAX Privacy, dense": ("tree", theirs),
     }
     return list(

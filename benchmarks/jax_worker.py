@@ -1,4 +1,4 @@
-"""Runs in JAX Privacy's own environment: what its documentation says, at its defaults. See `benchmarks.peers`."""
+"""The worker of JAX Privacy, in its own environment: as documented, at its defaults."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ import numpy as np
 from jax_privacy import noise_addition
 from jax_privacy.matrix_factorization import banded, buffered_toeplitz, dense, toeplitz
 
-import answering
+import worker_protocol
 
 FOLDER = sys.argv[1]
 STREAMS = {}
@@ -55,7 +55,7 @@ def timed_design(work, settings):
 
 
 def stream(name, steps, parameters, vectors=4):
-    """Begin a stream of noise for a gradient of that many parameters, and take its first row."""
+    """Start a noise stream for a gradient of so many parameters, and draw its first row."""
     if name == "blt":
         with jax.enable_x64():
             found = buffered_toeplitz.optimize(
@@ -111,4 +111,4 @@ def answer(work, **settings):
 
 
 if __name__ == "__main__":
-    answering.serve({"version": jax_privacy.__version__, "jax": jax.__version__}, answer)
+    worker_protocol.serve({"version": jax_privacy.__version__, "jax": jax.__version__}, answer)

@@ -1,21 +1,21 @@
-"""How good is a stream that keeps so many vectors in memory?"""
+"""Error of a noise stream by the number of vectors that it keeps in memory."""
 
 import numpy as np
 
 import antiphase as ap
 from antiphase.reporting import charts, figures
 from benchmarks import peers
-from benchmarks.asking import Claim, Loss, excess, optimum
-from benchmarks.timing import in_words
+from benchmarks.question import Claim, Loss, excess, optimum
+from benchmarks.timing import format_seconds
 from experiments.runner import Table
 
 TITLE = "Quality at equal memory"
 STEPS = 1024
 EPOCHS = (1, 16)
 VECTORS = {False: [2, 4, 8], True: [1, 2, 3, 4, 5, 8, 16]}
-MOST_BUFFERS = 5  # of a BLT: more are no better
+MAX_BLT_BUFFERS = 5  # more do not lower the error
 ASKED, SHARE = 4, 0.1
-ENDED = "both are found by descent, which ends where it ends"
+WHY = "both are local optima of a descent, and differ by chance"
 
 
 def measure(run):
@@ -23,14 +23,14 @@ def measure(run):
     rows = []
     for epochs in EPOCHS:
         for vectors in VECTORS[run.full]:
-            run.say(f"antiphase, {vectors} vectors of memory, {epochs} epoch(s)")
+            run.report(f"antiphase, {vectors} vectors of memory, {epochs} epoch(s)")
             f = ap.design("dp-mf", steps=STEPS, epochs=epochs, buffers=vectors)
             rows.append(_row("antiphase", epochs, vectors, f.error / best[epochs] - 1))
     with peers.Worker("jax-privacy", core=peers.cores()[0]) as worker:
         for vectors in VECTORS[run.full]:
-            run.say(f"JAX Privacy, {vectors} vectors of memory")
+            run.report(f"JAX Privacy, {vectors} vectors of memory")
             rows += _theirs(vectors, worker, best)
-        run.say("JAX Privacy, Toeplitz, all coefficients")
+        run.report("JAX Privacy, Toeplitz, all coefficients")
         rows += _one_for_all(
             "Toeplitz, all coefficients", STEPS - 1, "toeplitz", {"bands": STEPS}, worker, best
         )
@@ -42,7 +42,7 @@ def _theirs(vectors, worker, best):
     yield from _one_for_all(
         "banded Toeplitz", vectors, "toeplitz", {"bands": vectors + 1}, worker, best
     )
-    for epochs in EPOCHS if vectors <= MOST_BUFFERS else []:
+    for epochs in EPOCHS if vectors <= MAX_BLT_BUFFERS else []:
         made = worker.ask("blt", steps=STEPS, buffers=vectors, epochs=epochs)
         yield _row(
             "JAX Privacy, BLT", epochs, vectors, excess(made["encoder"], epochs, best[epochs]), made
@@ -50,8 +50,10 @@ def _theirs(vectors, worker, best):
 
 
 def _one_for_all(name, vectors, work, settings, worker, best):
-    """One encoder for one participation and for several: with fewer bands than an epoch has steps, its best is the
-    same for both."""
+    """Rows of one encoder for both numbers of epochs.
+
+    With fewer bands than an epoch has steps, the same encoder is optimal for both.
+    """
     made = worker.ask(work, steps=STEPS, **settings)
     for epochs in EPOCHS:
         yield _row(
@@ -74,9 +76,6 @@ def _row(name, epochs, vectors, above, made=None):
     }
 
 
-# ---- what is shown -----------------------------------------------------------------------------------------
-
-
 def _of(record, name, epochs=1):
     return {
         row["vectors"]: row["excess"]
@@ -86,7 +85,8 @@ def _of(record, name, epochs=1):
 
 
 def _percent(excess):
-    """
+    """An excess in percent.
+
     >>> _percent(0.0702), _percent(19.1)
     ('7.02 %', '1,910 %')
     """
@@ -103,7 +103,10 @@ def tables(record):
             have = _of(record, name, epochs)
             rows.append([name, *(_percent(have[c]) if c in have else "–" for c in counts)])
         times = "one participation" if epochs == 1 else f"{epochs} epochs"
-        title = f"Excess of the squared error over the certified optimum, T = {record['steps']}, {times}"
+        title = (
+            "Excess of the squared error over the certified optimum, "
+            f"T = {record['steps']}, {times}"
+        )
         made.append(Table(title, ["vectors of memory", *map(str, counts)], rows))
     return made
 
@@ -127,26 +130,34 @@ def losses(record):
     for row in record["rows"]:
         vectors, ours = row["vectors"], _of(record, "antiphase", row["epochs"])
         if vectors in ours and row["excess"] < ours[vectors]:
-            what = f"{row['name']}, {row['epochs']} epoch(s), {vectors} vectors: excess {row['excess']:.1e} against "
-            lost.append(Loss(f"{what}{ours[vectors]:.1e}", ENDED))
+            what = f"{row['name']}, {row['epochs']} epoch(s), {vectors} vectors"
+            excesses = f"excess {row['excess']:.1e} against {ours[vectors]:.1e}"
+            lost.append(Loss(f"{what}: {excesses}", WHY))
     return lost
 
 
-def words(record):
+def notes(record):
     slow = max((row for row in record["rows"] if row["seconds"]), key=lambda row: row["seconds"])
     return [
-        "Streams of so many buffers, whose coefficients vary over time and are found by descent, beside encoders that "
-        "need as many vectors to undo: p bands need p − 1, a BLT one a buffer, a Toeplitz encoder with all its "
-        "coefficients T − 1. Over several epochs ours are emptied once an epoch; JAX Privacy's BLT is designed for "
-        "that participation, and its bands, fewer than an epoch has steps, are at their best for one and for several.",
-        "BLTs are Toeplitz: no number of buffers brings them below the best Toeplitz encoder. JAX Privacy's "
-        f"designs took up to {in_words(slow['seconds'])} each.",
+        "Our streams have so many buffers with time-varying coefficients, found by descent. Beside "
+        "them: encoders whose inverse needs as many vectors. p bands need p − 1, a BLT one per "
+        "buffer, a Toeplitz encoder with all its coefficients T − 1. Over several epochs our "
+        "buffers are emptied once per epoch. JAX Privacy's BLT is designed for that "
+        "participation; its "
+        "banded encoders have fewer bands than an epoch has steps, and are optimal for one epoch "
+        "and for several.",
+        "BLTs are Toeplitz: no number of buffers brings them below the best Toeplitz encoder. JAX "
+        f"Privacy's designs took up to {format_seconds(slow['seconds'])} each.",
     ]
 
 
 def draw(record, folder):
-    colours = {"antiphase": "dp-mf", "JAX Privacy, BLT": "tree", "JAX Privacy, banded": "sqrt-toeplitz",
-               "JAX Privacy, banded Toeplitz": "chess"}  # fmt: skip
+    colours = {
+        "antiphase": "dp-mf",
+        "JAX Privacy, BLT": "tree",
+        "JAX Privacy, banded": "sqrt-toeplitz",
+        "JAX Privacy, banded Toeplitz": "chess",
+    }
     paths = []
     for epochs in EPOCHS:
         series = []

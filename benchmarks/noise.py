@@ -1,4 +1,4 @@
-"""What does a row of noise cost? Ours, JAX Privacy's, opake's and ``torch.randn`` in turn."""
+"""Time of a row of noise: antiphase, JAX Privacy, opake and ``torch.randn`` in alternation."""
 
 import resource
 
@@ -9,8 +9,8 @@ from antiphase.factorizations.toeplitz import Toeplitz
 from antiphase.objective import Average
 from antiphase.solvers.closed_form import square_root_coefficients
 from benchmarks import peers
-from benchmarks.asking import Claim, Loss
-from benchmarks.timing import in_turn, in_words, ratio_in_words, seconds
+from benchmarks.question import Claim, Loss
+from benchmarks.timing import format_ratio, format_seconds, seconds, take_turns
 from experiments.runner import Table
 
 TITLE = "Noise"
@@ -22,11 +22,11 @@ SLOWER_THAN_RANDN = 1.6
 
 def measure(run):
     rows = []
-    with peers.Worker("jax-privacy") as worker, peers.where_it_runs("opake") as other:
+    with peers.Worker("jax-privacy") as worker, peers.optional_worker("opake") as other:
         for d in (CIFAR, LARGE):
-            run.say(f"rows of {d:,} numbers")
+            run.report(f"rows of {d:,} numbers")
             rows += _rows(d, worker, other)
-    run.say(f"dense, T = {DENSE_STEPS[run.full]}")
+    run.report(f"dense, T = {DENSE_STEPS[run.full]}")
     rows.append(_dense(DENSE_STEPS[run.full]))
     return {
         "rows": rows,
@@ -54,8 +54,12 @@ def _rows(d, worker, other):
         if d == LARGE and vectors > 4:
             continue  # gigabytes
         worker.ask("stream", name=name, steps=STEPS, parameters=d, vectors=vectors)
-        label = {"independent": "independent", "blt": "BLT, 4 buffers", "toeplitz": "Toeplitz, 16 bands",
-                 "banded": "16 bands"}[name]  # fmt: skip
+        label = {
+            "independent": "independent",
+            "blt": "BLT, 4 buffers",
+            "toeplitz": "Toeplitz, 16 bands",
+            "banded": "16 bands",
+        }[name]
         works[f"JAX Privacy, {label}"] = _asking(worker, name, d)
         kept[f"JAX Privacy, {label}"] = vectors * d * 4
     for name, vectors in {"blt": 4, "banded": 15}.items() if other else []:
@@ -65,7 +69,7 @@ def _rows(d, worker, other):
         label = {"blt": "BLT, 4 buffers", "banded": "16 bands"}[name]
         works[f"opake, {label}"] = _asking(other, name, d)
         kept[f"opake, {label}"] = vectors * d * 4
-    taken = in_turn(works, REPETITIONS[d], warm=3)
+    taken = take_turns(works, REPETITIONS[d], warm=3)
     return [
         {"name": name, "d": d, "memory": kept.get(name, 0)} | timing.json()
         for name, timing in taken.items()
@@ -84,7 +88,7 @@ def _stream(factorization, d, key=None, threads=None, memory="1GB"):
 
 
 def _banded(bands):
-    """The square root's first coefficients, columns normalised: what a ring of rows undoes."""
+    """The first coefficients of the square root, with normalised columns."""
     return Toeplitz(
         "banded",
         ap.Workload.sgd(STEPS),
@@ -96,19 +100,16 @@ def _banded(bands):
 
 
 def _dense(steps):
-    """Averaged over all rows of the run: every K-th row pays for the K that follow."""
+    """The mean over all rows: every K-th row computes the K that follow."""
     noise = _stream(ap.design("sqrt-toeplitz", steps=steps), CIFAR, memory="1GB")
     taken = sum(seconds(noise.next) for _ in range(steps)) / steps
     name = f"antiphase, dense, T = {steps}, mean of all rows"
-    return {"name": name, "d": CIFAR, "memory": noise.memory, "first": taken, "median": taken, "low": taken,
-            "high": taken, "count": steps}  # fmt: skip
+    times = dict.fromkeys(("first", "median", "low", "high"), taken)
+    return {"name": name, "d": CIFAR, "memory": noise.memory, **times, "count": steps}
 
 
 def _megabytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-# ---- what is shown -----------------------------------------------------------------------------------------
 
 
 def _of(record, name, d=CIFAR):
@@ -116,34 +117,38 @@ def _of(record, name, d=CIFAR):
 
 
 def tables(record):
-    made = []
+    headings = ["", "a row", "quartiles", "to torch.randn", "kept"]
+    tables = []
     for d in dict.fromkeys(row["d"] for row in record["rows"]):
         randn = _of(record, "torch.randn", d)
         rows = [
-            [row["name"], in_words(row["median"]), f"{in_words(row['low'])} … {in_words(row['high'])}",
-             ratio_in_words(row["median"] / randn), f"{row['memory'] / 1e6:.0f} MB"]
-            for row in record["rows"] if row["d"] == d
-        ]  # fmt: skip
-        made.append(
-            Table(f"d = {d:,}, float32", ["", "a row", "quartiles", "to torch.randn", "kept"], rows)
-        )
-    return made
+            [
+                row["name"],
+                format_seconds(row["median"]),
+                f"{format_seconds(row['low'])} … {format_seconds(row['high'])}",
+                format_ratio(row["median"] / randn),
+                f"{row['memory'] / 1e6:.0f} MB",
+            ]
+            for row in record["rows"]
+            if row["d"] == d
+        ]
+        tables.append(Table(f"d = {d:,}, float32", headings, rows))
+    return tables
 
 
 def claims(record):
     ours = _of(record, "antiphase, 4 buffers")
-    blt, randn = (
-        ours / _of(record, "JAX Privacy, BLT, 4 buffers"),
-        ours / _of(record, "torch.randn"),
-    )
+    blt = ours / _of(record, "JAX Privacy, BLT, 4 buffers")
+    randn = ours / _of(record, "torch.randn")
+    what = "secure noise, 4 buffers, to"
+    limit = f"≤ {SLOWER_THAN_RANDN} ×"
     return [
-        Claim("secure noise, 4 buffers, to JAX Privacy's BLT stream", ratio_in_words(blt), "≤ 1 ×", blt <= 1),
-        Claim("secure noise, 4 buffers, to torch.randn", ratio_in_words(randn), f"≤ {SLOWER_THAN_RANDN} ×",
-              randn <= SLOWER_THAN_RANDN),
-    ]  # fmt: skip
+        Claim(f"{what} JAX Privacy's BLT stream", format_ratio(blt), "≤ 1 ×", blt <= 1),
+        Claim(f"{what} torch.randn", format_ratio(randn), limit, randn <= SLOWER_THAN_RANDN),
+    ]
 
 
-LIKE = {  # what of ours does the work of which of theirs
+COUNTERPARTS = {  # {theirs: ours that does the same work}
     "JAX Privacy, independent": "antiphase, independent",
     "JAX Privacy, BLT, 4 buffers": "antiphase, 4 buffers",
     "JAX Privacy, 16 bands": "antiphase, 16 bands",
@@ -154,45 +159,47 @@ LIKE = {  # what of ours does the work of which of theirs
 }
 
 
-BEGUN = "JAX Privacy, BLT, 4 buffers"  # whose first row is shown beside ours
+FIRST_ROW = "JAX Privacy, BLT, 4 buffers"  # whose first row is compared with ours
 
 
 def _first(record):
     rows = {row["name"]: row["first"] for row in record["rows"] if row["d"] == CIFAR}
-    return rows[BEGUN], rows[LIKE[BEGUN]]
+    return rows[FIRST_ROW], rows[COUNTERPARTS[FIRST_ROW]]
 
 
 def losses(record):
-    why = "ours encrypts a counter with AES-128 for every number, which a generator that need not be secure can save"
+    why = "ours uses a cryptographic generator for every number; theirs is not secure"
     lost = []
     theirs, ours = _first(record)
     if theirs < ours:
-        lost.append(
-            Loss(
-                f"first row, {BEGUN}, d = {CIFAR:,}: {in_words(theirs)} against {in_words(ours)}",
-                "ours loads its compiled kernel and touches new buffers; theirs was compiled, and gave a row that is "
-                "not timed, when its stream was begun",
-            )
+        times = f"{format_seconds(theirs)} against {format_seconds(ours)}"
+        loading = (
+            "ours loads its compiled kernel and touches new buffers; theirs was compiled, and "
+            "drew a row that is not timed, when its stream was created"
         )
+        lost.append(Loss(f"first row, {FIRST_ROW}, d = {CIFAR:,}: {times}", loading))
     for row in record["rows"]:
-        if row["name"] in LIKE and row["median"] < (
-            ours := _of(record, LIKE[row["name"]], row["d"])
-        ):
-            times = f"{in_words(row['median'])} against {in_words(ours)}"
+        if row["name"] not in COUNTERPARTS:
+            continue
+        ours = _of(record, COUNTERPARTS[row["name"]], row["d"])
+        if row["median"] < ours:
+            times = f"{format_seconds(row['median'])} against {format_seconds(ours)}"
             lost.append(Loss(f"{row['name']}, d = {row['d']:,}: {times}", why))
     return lost
 
 
-def words(record):
+def notes(record):
     theirs, ours = _first(record)
     return [
-        f"A row for every parameter, {record['threads']} threads for all unless said (`torch.randn` has one of its "
-        "own making). Ours are drawn with AES-128 from a secret key, also the insecure ones, which differ in where "
-        "the key comes from. JAX Privacy's `update` is compiled once; a BLT keeps its buffers in float32. "
-        "opake's noise is PyTorch's. Dense "
-        "noise is multiplied in blocks of rows, so its mean is over the whole run.",
-        f"First row that is timed: JAX Privacy's BLT {in_words(theirs)}, which was compiled and gave a row when its "
-        f"stream was begun; ours {in_words(ours)}, the loading of its compiled kernel included.",
+        f"One row of noise for all parameters, with {record['threads']} threads unless stated "
+        "(`torch.randn` uses one). Our rows are drawn by a cryptographic generator from a secret "
+        "key, those of an insecure key too; the two differ in where the key comes from. JAX "
+        "Privacy's `update` is compiled once; a BLT keeps its buffers in float32. opake's noise is "
+        "PyTorch's. Dense noise is multiplied in blocks of rows, so its time is the mean over the "
+        "whole run.",
+        f"First timed row: JAX Privacy's BLT {format_seconds(theirs)}, after it was compiled and "
+        f"drew a row when its stream was created; ours {format_seconds(ours)}, including the "
+        "loading of its compiled kernel.",
     ]
 
 

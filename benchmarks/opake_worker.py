@@ -1,4 +1,4 @@
-"""Runs in opake's own environment: what its documentation says, at its defaults. See `benchmarks.peers`."""
+"""The worker of opake, in its own environment: as documented, at its defaults."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from opake import dpftrl
 from opake.random import key
 from opake.types import ClippedPytree
 
-import answering
+import worker_protocol
 
 FOLDER = sys.argv[1]
 STREAMS = {}
@@ -26,7 +26,7 @@ def recipe(work, bands=None, buffers=None):
 
 
 def timed_design(work, steps, epochs=1, **settings):
-    """Its encoders are Toeplitz: the coefficients say all. It remembers what it has designed, in this process."""
+    """The encoder from its coefficients (it is Toeplitz); opake caches designs in this process."""
     began = time.perf_counter()
     found = recipe(work, **settings).coefficients(
         n_steps=steps, min_sep=steps // epochs, max_participations=epochs
@@ -41,7 +41,7 @@ def timed_design(work, steps, epochs=1, **settings):
 
 
 def stream(name, steps, parameters, vectors=4):
-    """Begin a stream of noise for a gradient of that many parameters, and take its first row."""
+    """Start a noise stream for a gradient of so many parameters, and draw its first row."""
     made = recipe("blt", buffers=vectors) if name == "blt" else recipe("banded", bands=vectors + 1)
     gradient = {"weight": torch.zeros(parameters)}
     began = time.perf_counter()
@@ -75,4 +75,4 @@ def answer(work, **settings):
 
 
 if __name__ == "__main__":
-    answering.serve({"version": version("opake"), "torch": torch.__version__}, answer)
+    worker_protocol.serve({"version": version("opake"), "torch": torch.__version__}, answer)

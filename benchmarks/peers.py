@@ -1,8 +1,8 @@
-"""Peers live in virtual environments of their own, and answer questions in processes of their own.
+"""Peers in virtual environments and processes of their own.
 
-Opacus and dp-accounting are dependencies of antiphase, pinned to the versions compared with: they run beside it, in the
-same process. JAX Privacy and opake need other versions of what antiphase needs, so each has an environment and a
-worker: a process that is asked by lines of JSON, and answers with what it made and how long that took.
+Opacus and dp-accounting are dependencies of antiphase, pinned to the versions compared with; they
+run in the same process. JAX Privacy and opake need other versions of shared dependencies, so each
+has an environment and a worker: a process that answers requests with its result and its time.
 """
 
 import json
@@ -17,9 +17,7 @@ from pathlib import Path
 import numpy as np
 
 HOME = Path(__file__).parents[1] / ".bench"  # environments are kept between runs
-CONSTRAINTS = (
-    Path(__file__).parents[1] / "constraints.txt"
-)  # a torch of the same version, for processors alone
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"  # for the same CPU build of torch
 REQUIREMENTS = {
     "jax-privacy": ["jax-privacy==2.0.0"],
     "opake": ["opake[dpftrl]==0.16.1", "-c", str(CONSTRAINTS)],
@@ -34,7 +32,7 @@ class PeerError(RuntimeError):
 
 
 def environment(name: str) -> Path:
-    """The Python of the peer's environment, which is made first where there is none."""
+    """The Python of the peer's environment, which is made if there is none."""
     folder = HOME / name
     python = folder / "bin" / "python"
     ready = folder / ".ready"
@@ -55,8 +53,7 @@ def environment(name: str) -> Path:
 
 
 class Worker:
-    """A process of the peer on one core, or on all; ``ask`` is answered with JSON, and with the encoder if there is
-    one."""
+    """A process of the peer on one core, or on all."""
 
     def __init__(self, name: str, core: int | None = None) -> None:
         self.name = name
@@ -73,7 +70,7 @@ class Worker:
         )
         if core is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(self._process.pid, {core})
-        self.hello = self._answer()  # its version, and JAX's
+        self.hello = self._answer()  # versions of the peer and of its framework
 
     def begin(self, work: str, **settings) -> None:
         assert self._process.stdin is not None
@@ -81,7 +78,7 @@ class Worker:
         self._process.stdin.flush()
 
     def end(self) -> dict:
-        """The answer to what was begun: waits for it."""
+        """Wait for the answer; an encoder in it is loaded."""
         answer = self._answer()
         if "encoder" in answer:
             answer["encoder"] = np.load(answer["encoder"])
@@ -111,8 +108,8 @@ class Worker:
 
 
 @contextmanager
-def where_it_runs(name: str, core: int | None = None) -> Iterator[Worker | None]:
-    """A worker, or None where this Python or this machine cannot have the peer."""
+def optional_worker(name: str, core: int | None = None) -> Iterator[Worker | None]:
+    """A worker, or None where the peer cannot be installed."""
     try:
         environment(name)
     except PeerError:

@@ -1,4 +1,4 @@
-"""What does it take to begin? Import, command line, size on the disk."""
+"""Time of the import and of the command line's start, and size on disk."""
 
 import importlib.metadata
 import subprocess
@@ -9,8 +9,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks import peers
-from benchmarks.asking import Claim, Loss
-from benchmarks.timing import in_turn, in_words
+from benchmarks.question import Claim, Loss
+from benchmarks.timing import format_seconds, take_turns
 from experiments.runner import Table
 
 TITLE = "Import, cold start, size"
@@ -19,7 +19,7 @@ IMPORT, HELP = 0.5, 1.0
 
 def measure(run):
     repetitions = 10 if run.full else 4
-    run.say(f"starting, {repetitions + 1} times each")
+    run.report(f"processes, {repetitions + 1} times each")
     theirs = str(peers.environment("jax-privacy"))
     command = str(Path(sys.executable).with_name("antiphase"))
     works = {
@@ -30,13 +30,16 @@ def measure(run):
         "import opacus": _process(sys.executable, "-c", "import opacus"),
         "import jax_privacy": _process(theirs, "-c", "import jax_privacy"),
     }
-    taken = {name: timing.json() for name, timing in in_turn(works, repetitions).items()}
+    taken = {name: timing.json() for name, timing in take_turns(works, repetitions).items()}
     site = Path(peers.environment("jax-privacy")).parents[1]
+    ours = sum(map(_installed, _needed("antiphase")))
     return {
         "seconds": taken,
-        "megabytes": {"antiphase with what its core needs": sum(map(_installed, _needed("antiphase"))) / 1e6,
-                      "JAX Privacy's environment": _folder(site) / 1e6},
-    }  # fmt: skip
+        "megabytes": {
+            "antiphase with the dependencies of its core": ours / 1e6,
+            "JAX Privacy's environment": _folder(site) / 1e6,
+        },
+    }
 
 
 def _process(*command):
@@ -46,7 +49,7 @@ def _process(*command):
 
 
 def _needed(name, found=()):
-    """The distribution and all that it needs without its extras."""
+    """The distribution and its dependencies, without extras."""
     found = {*found, canonicalize_name(name)}
     for line in importlib.metadata.requires(name) or []:
         one = Requirement(line)
@@ -68,16 +71,13 @@ def _folder(path):
     return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
 
 
-# ---- what is shown -----------------------------------------------------------------------------------------
-
-
 def tables(record):
     rows = [
         [
             name,
-            in_words(t["median"]),
-            f"{in_words(t['low'])} … {in_words(t['high'])}",
-            in_words(t["first"]),
+            format_seconds(t["median"]),
+            f"{format_seconds(t['low'])} … {format_seconds(t['high'])}",
+            format_seconds(t["first"]),
         ]
         for name, t in record["seconds"].items()
     ]
@@ -93,8 +93,8 @@ def claims(record):
         record["seconds"][name]["median"] for name in ("import antiphase", "antiphase --help")
     )
     return [
-        Claim("import antiphase", in_words(took), f"< {IMPORT} s", took < IMPORT),
-        Claim("antiphase --help", in_words(helped), f"< {HELP} s", helped < HELP),
+        Claim("import antiphase", format_seconds(took), f"< {IMPORT} s", took < IMPORT),
+        Claim("antiphase --help", format_seconds(helped), f"< {HELP} s", helped < HELP),
     ]
 
 
@@ -102,14 +102,16 @@ def losses(record):
     ours, theirs = (
         record["seconds"][name]["median"] for name in ("import antiphase.torch", "import opacus")
     )
-    what = f"import antiphase.torch: {in_words(ours)}, import opacus: {in_words(theirs)}"
+    what = (
+        f"import antiphase.torch: {format_seconds(ours)}, import opacus: {format_seconds(theirs)}"
+    )
     return [Loss(what, "the former contains the latter")] if theirs < ours else []
 
 
-def words(record):
+def notes(record):
     return [
-        "Whole processes, so the interpreter's own start is in all of them. `import antiphase` loads NumPy; SciPy's "
-        "parts, Numba and torch come when they are first used.",
+        "Whole processes, including the start of the interpreter. `import antiphase` loads NumPy; "
+        "SciPy's modules, Numba and torch are imported on first use.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What does a private step cost, and an epoch, against Opacus' DP-SGD and against no privacy? Sides take turns."""
+"""Time of a private step and of an epoch, beside Opacus' DP-SGD and a step without privacy."""
 
 import math
 import multiprocessing
@@ -15,20 +15,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import antiphase as ap
 from antiphase.torch import PrivacyEngine
-from benchmarks.asking import Claim, Loss
-from benchmarks.timing import in_words, ratio_in_words
+from benchmarks.question import Claim, Loss
+from benchmarks.timing import format_ratio, format_seconds
 from experiments.runner import Table
-
-warnings.filterwarnings("ignore")
 
 TITLE = "A private step, and an epoch"
 OPTIMIZER_ASKED = 1.3
 PLAIN_ASKED = {"large transformer, batch 32, ghost": 1.35}  # of the same step without privacy
 EPOCH = 20  # batches
-WARM = 6  # steps before the first that counts: ours compares values in the first five, and memory is new to all
-ROUNDS = 4  # in which each side takes its steps one after the other
-# Freed memory is kept by the process, as CUDA's allocator, jemalloc and tcmalloc do. glibc gives large blocks back at
-# once, and then page faults decide: in a virtual machine the time of one step varied by a factor of two.
+# Steps that are not counted: antiphase checks gradients in the first five, and all allocate memory.
+WARM = 6
+ROUNDS = 4  # of alternation; within one, a side takes its steps one after the other
+# The process keeps freed memory, as CUDA's allocator, jemalloc and tcmalloc do. glibc returns large
+# blocks at once, and page faults then dominate: in a virtual machine the time of a step varied by a
+# factor of two.
 KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**36)}
 
 
@@ -44,7 +44,7 @@ def cnn():
 
 
 class Transformer(nn.Module):
-    """A word model of layers that all three ways of clipping know: attention written out."""
+    """A word model with explicit attention, of layers that all ways of clipping support."""
 
     def __init__(self, words=1000, width=64, length=32, blocks=2):
         super().__init__()
@@ -103,7 +103,7 @@ def _tokens(count):
     return torch.randint(0, 1000, (count, 256))
 
 
-# name: model, inputs, batch size, how gradients are clipped, repetitions, the ratio asked (or none)
+# {name: (model, inputs, batch size, clipping mode, repetitions, ratio asked or None)}
 SETTINGS = {
     "cnn, batch 500, hooks": (cnn, _images, 500, "hooks", 5, 1.05),
     "cnn, batch 500, ghost": (cnn, _images, 500, "ghost", 9, 1.0),
@@ -119,22 +119,22 @@ SETTINGS = {
 
 
 def _timed(optimizer, loss):
-    """Seconds of a whole step, and of the optimizer alone: ``zero_grad()`` and ``step()``.
+    """Seconds of a step, and of ``zero_grad()`` and ``step()`` of the optimizer.
 
-    Both count, since Opacus frees the gradients of examples in the one and antiphase in the other.
+    Opacus frees per-example gradients in the former, antiphase in the latter.
     """
     began = time.perf_counter()
     optimizer.zero_grad()
     cleared = time.perf_counter()
     loss().backward()
-    middle = time.perf_counter()
+    backward = time.perf_counter()
     optimizer.step()
     end = time.perf_counter()
-    return end - began, cleared - began + end - middle
+    return end - began, cleared - began + end - backward
 
 
 class Private:
-    """One engine on one setting; `step` gives the seconds of a whole step, and of the optimizer alone."""
+    """One engine in one setting; `step` returns the seconds of a step and of its optimizer."""
 
     def __init__(self, engine, make, inputs, batch, mode, batches=2, **options):
         torch.manual_seed(0)
@@ -163,7 +163,7 @@ class Private:
         return _timed(self.optimizer, lambda: self.criterion(self.module(inputs), targets))
 
     def epoch(self):
-        """The loader's own work included."""
+        """Seconds of an epoch, including the data loader."""
         began = time.perf_counter()
         for _ in range(EPOCH):
             self.step()
@@ -187,9 +187,10 @@ class Plain:
 
 
 def side_of(who, name, batches=2):
-    """A setting under "opacus", "antiphase" or "plain"; and the buffers of our noise.
+    """A setting under "opacus", "antiphase" or "plain", and the buffers of our noise.
 
-    Ours has one participation of a long plan, so that the mechanism is a stream; the benchmark vouches for the batches.
+    Ours is planned for one participation in many steps, so that the mechanism is a stream;
+    participation is not checked.
     """
     make, inputs, batch, mode, _, _ = SETTINGS[name]
     if who == "plain":
@@ -204,9 +205,9 @@ def side_of(who, name, batches=2):
 
 
 class Side:
-    """A side in a process of its own, which works only when it is asked to.
+    """A side in its own process, which works on request only.
 
-    In one process the sides would share the allocator: what one has freed, the other is given without page faults.
+    In one process the sides would share an allocator, and reuse each other's memory.
     """
 
     def __init__(self, who, name, batches=2):
@@ -231,18 +232,19 @@ class Side:
         return self._pipe.recv()
 
     def take(self, steps):
-        """Seconds of some steps one after the other."""
+        """Seconds of consecutive steps."""
         return [self.ask("step") for _ in range(steps)]
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._pipe.close()  # which ends the process
+        self._pipe.close()  # ends the process
         self._process.join()
 
 
 def _serve(pipe, who, name, batches):
+    warnings.simplefilter("ignore")  # of this process alone
     side, buffers = side_of(who, name, batches)
     pipe.send(buffers)
     while True:
@@ -254,13 +256,13 @@ def _serve(pipe, who, name, batches):
 
 
 def stepped(name, quick=False):
-    """Medians of whole steps, and of the optimizer alone.
+    """Medians of steps and of their optimizers.
 
-    Sides take turns by rounds, not by steps: the first step after a pause is slower, since the system has taken free
-    pages back, and is not counted.
+    Sides alternate by rounds, not by steps: the first step after a pause is slower, since the
+    system has taken free pages back, and is not counted.
     """
     count = SETTINGS[name][4]
-    each = math.ceil((max(ROUNDS, count // 3) if quick else count) / ROUNDS)
+    per_round = math.ceil((max(ROUNDS, count // 3) if quick else count) / ROUNDS)
     with ExitStack() as stack:
         sides = {
             who: stack.enter_context(Side(who, name)) for who in ("opacus", "antiphase", "plain")
@@ -270,7 +272,7 @@ def stepped(name, quick=False):
         times = {who: [] for who in sides}
         for turn in range(ROUNDS):
             for who in list(sides)[:: -1 if turn % 2 else 1]:
-                times[who] += sides[who].take(1 + each)[1:]
+                times[who] += sides[who].take(1 + per_round)[1:]
         buffers = sides["antiphase"].buffers
     median = {k: [statistics.median(t[i] for t in v) for i in (0, 1)] for k, v in times.items()}
     return {
@@ -289,7 +291,7 @@ def stepped(name, quick=False):
 
 
 def epoch_of(name, repetitions):
-    """Whole epochs in turn, the loaders' work and the ledger's included."""
+    """Medians of whole epochs in alternation, including data loader and ledger."""
     with Side("opacus", name, EPOCH) as theirs, Side("antiphase", name, EPOCH) as ours:
         theirs.ask("epoch"), ours.ask("epoch")
         times = [(theirs.ask("epoch"), ours.ask("epoch")) for _ in range(repetitions)]
@@ -300,9 +302,9 @@ def epoch_of(name, repetitions):
 def measure(run):
     rows = []
     for name in SETTINGS:
-        run.say(f"step: {name}")
+        run.report(f"step: {name}")
         rows.append(stepped(name, quick=not run.full))
-    run.say("epochs")
+    run.report("epochs")
     names = ["logistic, batch 64, hooks", "transformer, batch 64, hooks"] + [
         "cnn, batch 64, ghost"
     ] * run.full
@@ -313,52 +315,31 @@ def measure(run):
     }
 
 
-# ---- what is shown -----------------------------------------------------------------------------------------
-
-
 def tables(record):
-    rows = [
-        [row["what"], in_words(row["opacus"]), f"{in_words(row['antiphase'])}", ratio_in_words(row["ratio"]),
-         ratio_in_words(row["optimizer_ratio"])]
-        for row in record["rows"]
-    ]  # fmt: skip
-    epochs = [
-        [
-            row["what"],
-            in_words(row["opacus"]),
-            in_words(row["antiphase"]),
-            ratio_in_words(row["ratio"]),
-        ]
-        for row in record["epochs"]
-    ]
+    rows = [[*_times(row), format_ratio(row["optimizer_ratio"])] for row in record["rows"]]
+    headings = ["", "Opacus, DP-SGD", "antiphase, DP-MF", "ratio"]
     return [
-        Table(
-            "A step",
-            ["", "Opacus, DP-SGD", "antiphase, DP-MF", "ratio", "the optimizer alone"],
-            rows,
-        ),
-        Table(
-            f"{record['batches']} batches",
-            ["", "Opacus, DP-SGD", "antiphase, DP-MF", "ratio"],
-            epochs,
-        ),
+        Table("A step", [*headings, "the optimizer alone"], rows),
+        Table(f"{record['batches']} batches", headings, [_times(row) for row in record["epochs"]]),
     ]
+
+
+def _times(row):
+    times = [format_seconds(row["opacus"]), format_seconds(row["antiphase"])]
+    return [row["what"], *times, format_ratio(row["ratio"])]
 
 
 def claims(record):
-    made = []
+    claims = []
     for row in record["rows"]:
         if row["asked"] is not None:
-            made.append(_claim(f"a step, {row['what']}", row["ratio"], row["asked"]))
-            made.append(
-                _claim(
-                    f"the optimizer alone, {row['what']}", row["optimizer_ratio"], OPTIMIZER_ASKED
-                )
-            )
+            claims.append(_claim(f"a step, {row['what']}", row["ratio"], row["asked"]))
+            what = f"the optimizer alone, {row['what']}"
+            claims.append(_claim(what, row["optimizer_ratio"], OPTIMIZER_ASKED))
         if row["what"] in PLAIN_ASKED and "ratio_to_plain" in row:
             what = f"a step, {row['what']}, against one without privacy"
-            made.append(_claim(what, row["ratio_to_plain"], PLAIN_ASKED[row["what"]]))
-    return made
+            claims.append(_claim(what, row["ratio_to_plain"], PLAIN_ASKED[row["what"]]))
+    return claims
 
 
 def _claim(what, ratio, asked):
@@ -366,57 +347,55 @@ def _claim(what, ratio, asked):
 
 
 NOISE = (
-    "correlated noise reads and writes its buffers, sums of small groups are added in float64, and settings, model and "
-    "ledger are looked at before every release"
+    "correlated noise reads and writes its buffers, small groups are summed in float64, and "
+    "settings, model and ledger are checked before every release"
 )
 PASSES = (
-    "the optimizer alone is no slower, so neither buffers nor ledger are the reason: it lies in the passes, which "
-    "ours follows function by function, and which vary by a few percent from run to run"
+    "the optimizer alone is no slower; the difference lies in the forward and backward passes, "
+    "which our recorder follows function by function, and which vary by a few percent between runs"
 )
-GHOST = "; norms are bounded with their rounding"
-BESIDE = "; a long row of noise is made beside the passes, on the same cores"
-FEW = "a median of few epochs, the loaders' work included, varies more than one of many steps"
+GHOST = "; norms are bounded with their rounding errors"
+CONCURRENT = "; a long row of noise is computed during the passes, on the same cores"
+FEW = "a median of few epochs, including the data loader, varies more than one of many steps"
 
 
 def losses(record):
-    """Steps, the optimizer alone, and epochs. A step that is slower only as a whole has a reason of its own."""
+    """Steps, optimizers and epochs; a step may be slower with an optimizer that is not."""
     lost, slower = [], {row["what"] for row in record["rows"] if row["optimizer_ratio"] > 1}
     for row in record["rows"]:
         alone = row["what"] in slower
         if row["ratio"] > 1:
-            lost.append(
-                Loss(_against("a step", row), NOISE if alone else _in_the_passes(row["what"]))
-            )
+            why = NOISE if alone else _reason_in_passes(row["what"])
+            lost.append(Loss(_against("a step", row), why))
         if alone:
             taken = {"opacus": row["optimizer_opacus"], "antiphase": row["optimizer_antiphase"]}
             lost.append(Loss(_against("the optimizer alone", row | taken), NOISE))
     for row in record["epochs"]:
         if row["ratio"] > 1:
-            lost.append(
-                Loss(_against("an epoch", row), f"{NOISE}; {FEW}" if row["what"] in slower else FEW)
-            )
+            why = f"{NOISE}; {FEW}" if row["what"] in slower else FEW
+            lost.append(Loss(_against("an epoch", row), why))
     return lost
 
 
 def _against(kind, row):
-    return f"{kind}, {row['what']}: Opacus {in_words(row['opacus'])}, ours {in_words(row['antiphase'])}"
+    opacus, antiphase = format_seconds(row["opacus"]), format_seconds(row["antiphase"])
+    return f"{kind}, {row['what']}: Opacus {opacus}, ours {antiphase}"
 
 
-def _in_the_passes(what):
-    return (
-        PASSES + GHOST * what.endswith("ghost") + BESIDE * (not what.startswith("logistic"))
-    )  # whose row is short
+def _reason_in_passes(what):
+    has_long_rows = not what.startswith("logistic")
+    return PASSES + GHOST * what.endswith("ghost") + CONCURRENT * has_long_rows
 
 
-def words(record):
+def notes(record):
     buffers = record["rows"][0]["buffers"]
     return [
-        f"Opacus 1.6's DP-SGD with independent noise against correlated noise of the same length from {buffers} "
-        "buffers; ours also draws from a secret key, where Opacus' default generator is not meant to be secure. "
-        "Each side is a process of its own that keeps freed memory (as jemalloc does); they take turns; medians. "
-        "The optimizer alone is `zero_grad()` and `step()`. "
-        "SGD with momentum 0.9; the transformer has 2 blocks of width 64 on 32 words.",
-        "The smaller the model, the more the ledger and the stream weigh: their cost does not depend on how "
+        "Opacus 1.6's DP-SGD with independent noise beside correlated noise of the same norm from "
+        f"{buffers} buffers. Our noise is drawn from a secret key; Opacus' default generator is "
+        "not secure. Each side is a process that keeps freed memory (as jemalloc does); the sides "
+        "alternate; medians. The optimizer alone is `zero_grad()` and `step()`. SGD with momentum "
+        "0.9; the transformer has 2 blocks of width 64 on 32 words.",
+        "Ledger and noise stream weigh more for smaller models: their cost does not depend on how "
         "gradients are computed.",
     ]
 

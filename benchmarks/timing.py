@@ -1,4 +1,4 @@
-"""Times that compare: both sides take turns, so that what else the machine does hits both alike."""
+"""Timings in alternation, so that other load on the machine affects both sides alike."""
 
 import os
 import statistics
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds. ``first`` is the first call, with whatever it loads and compiles; the others leave it out."""
+    """Seconds; ``first`` is the first call, which loads and compiles, and is not in the others."""
 
     first: float
     median: float
@@ -32,18 +32,18 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def in_turn(
+def take_turns(
     works: dict[str, Callable[[], object]], repetitions: int, warm: int = 1
 ) -> dict[str, Timing]:
-    """Of each work, which are done in turn, ``repetitions`` times after ``warm`` times that do not count.
+    """Time functions in alternation, ``repetitions`` times after ``warm`` calls that do not count.
 
-    A work that returns a float says how long it took; of others the call is timed.
+    A function that returns a float has measured itself.
     """
 
     def once(work):
         began = time.perf_counter()
-        said = work()
-        return said if isinstance(said, float) else time.perf_counter() - began
+        result = work()
+        return result if isinstance(result, float) else time.perf_counter() - began
 
     first = {name: once(work) for name, work in works.items()}
     for _ in range(warm - 1):
@@ -57,7 +57,7 @@ def in_turn(
 
 
 class OnOneCore:
-    """Within it this process, and those it starts, run on one core: one thread's worth of work at a time."""
+    """Run this process and those it starts on one core."""
 
     def __enter__(self):
         self._before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
@@ -69,9 +69,10 @@ class OnOneCore:
             os.sched_setaffinity(0, self._before)
 
 
-def in_words(taken: float) -> str:
-    """
-    >>> in_words(0.00123), in_words(0.5), in_words(75.0)
+def format_seconds(taken: float) -> str:
+    """Seconds with a unit.
+
+    >>> format_seconds(0.00123), format_seconds(0.5), format_seconds(75.0)
     ('1.23 ms', '500 ms', '75.0 s')
     """
     if taken < 1:
@@ -79,9 +80,10 @@ def in_words(taken: float) -> str:
     return f"{taken:.1f} s" if taken < 300 else f"{taken / 60:.1f} min"
 
 
-def ratio_in_words(ratio: float) -> str:
-    """
-    >>> ratio_in_words(0.9512), ratio_in_words(12.34), ratio_in_words(1234.5)
+def format_ratio(ratio: float) -> str:
+    """A ratio with as many digits as matter.
+
+    >>> format_ratio(0.9512), format_ratio(12.34), format_ratio(1234.5)
     ('0.95 ×', '12.3 ×', '1,234 ×')
     """
     return (

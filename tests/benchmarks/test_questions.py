@@ -8,8 +8,8 @@ import pytest
 
 import antiphase as ap
 from benchmarks import design, noise, page, peers, step, timing
-from benchmarks.__main__ import QUESTIONS, Book
-from benchmarks.asking import Claim, Loss, excess, optimum
+from benchmarks.__main__ import QUESTIONS, RecordFile
+from benchmarks.question import Claim, Loss, excess, optimum
 
 
 def a_design(seconds=100.0, above=1e-3):
@@ -46,18 +46,18 @@ def test_every_question_has_all_its_parts():
     for name in QUESTIONS:
         module = importlib.import_module(f"benchmarks.{name}")
         assert module.TITLE
-        for part in ("measure", "tables", "claims", "losses", "words", "draw"):
+        for part in ("measure", "tables", "claims", "losses", "notes", "draw"):
             assert callable(getattr(module, part)), (name, part)
 
 
 def test_both_sides_take_turns_and_the_first_call_is_apart():
     done = []
-    found = timing.in_turn(
+    found = timing.take_turns(
         {"a": lambda: done.append("a"), "b": lambda: done.append("b")}, repetitions=3, warm=2
     )
     assert done == list("ab" * 5)
     assert found["a"].count == 3
-    assert timing.in_turn({"said": lambda: 2.5}, 4)["said"].median == 2.5
+    assert timing.take_turns({"said": lambda: 2.5}, 4)["said"].median == 2.5
     assert timing.Timing.of(9.0, [1.0, 2.0, 3.0]).json() == {
         "first": 9.0, "median": 2.0, "low": 1.0, "high": 3.0, "count": 3,
     }  # fmt: skip
@@ -97,7 +97,7 @@ def a_row(name, first, median):
 
 def test_a_first_row_that_is_slower_is_said():
     """Theirs was compiled before; whoever is ahead in the first row may be behind in all others."""
-    names = [*noise.LIKE, *dict.fromkeys(noise.LIKE.values())]
+    names = [*noise.COUNTERPARTS, *dict.fromkeys(noise.COUNTERPARTS.values())]
     assert noise.losses({"rows": [a_row(name, 0.02, 0.004) for name in names]}) == []
     rows = [a_row(name, 0.03 if name == "antiphase, 4 buffers" else 0.014, 0.004) for name in names]
     (loss,) = noise.losses({"rows": rows})
@@ -156,8 +156,8 @@ def test_errors_of_others_are_recomputed():
 
 def test_records_are_kept_as_they_come_beside_earlier_ones(tmp_path):
     path = tmp_path / "deeper" / "benchmarks.json"
-    Book(path, full=True).keep("noise", {"took": 1})
-    Book(path, full=False).keep("design", {"took": 2})
+    RecordFile(path, full=True).keep("noise", {"took": 1})
+    RecordFile(path, full=False).keep("design", {"took": 2})
     kept = json.loads(path.read_text())
     assert kept["questions"] == {
         "design": {"took": 2},

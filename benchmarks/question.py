@@ -1,4 +1,4 @@
-"""What a question of the benchmarks is: a module with these names. `benchmarks.__main__` runs them."""
+"""The names of a module that is a question of the benchmarks; `benchmarks.__main__` runs them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from antiphase.factorizations.dense import Dense
 from antiphase.objective import Average
 from experiments.runner import Table
 
-Record = dict[str, Any]  # what was measured, as JSON
+Record = dict[str, Any]  # measurements, as JSON
 
 
 @dataclass(frozen=True)
 class Run:
-    """How to measure: all that there is if ``full``, else what takes a few minutes. ``say`` is told what goes on."""
+    """Whether to measure all sizes or those of a few minutes, and a progress callback."""
 
     full: bool
-    say: Callable[[str], None]
+    report: Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is asked, what was measured, and whether that will do."""
+    """A measurement beside the value asked for, and whether it holds."""
 
     what: str
     measured: str
@@ -35,7 +35,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Loss:
-    """Where a peer is ahead, by how much, and why."""
+    """A comparison in which a peer is ahead, and why."""
 
     what: str
     why: str
@@ -51,25 +51,23 @@ class Question(Protocol):
     def claims(self, record: Record) -> list[Claim]: ...
 
     def losses(self, record: Record) -> list[Loss]:
-        """Every comparison in which a peer is ahead."""
+        """List every comparison in which a peer is ahead."""
 
-    def words(self, record: Record) -> list[str]:
-        """How it was measured, and what the tables say: sentences for the page."""
+    def notes(self, record: Record) -> list[str]:
+        """Describe the measurement and its results in paragraphs for the page."""
 
     def draw(self, record: Record, folder: Path) -> list[Path]:
-        """Figures, the first one for the page."""
+        """Draw the figures."""
 
 
 def excess(encoder: Any, epochs: int, optimum: float) -> float:
-    """Of the squared error of an encoder, whoever made it, over a certified optimum: computed here, in float64."""
+    """Relative excess of an encoder's squared error over a certified optimum, in float64."""
     steps = len(encoder)
-    encoder = (
-        encoder * np.where(np.diagonal(encoder) < 0, -1.0, 1.0)[:, None]
-    )  # the same noise, other signs
-    who = ap.once() if epochs == 1 else ap.epochs(epochs, steps // epochs)
-    return float(
-        Dense("encoder", ap.Workload.sgd(steps), Average(), who, encoder).error / optimum - 1
-    )
+    # Positive diagonal: the same noise distribution with other signs.
+    encoder = encoder * np.where(np.diagonal(encoder) < 0, -1.0, 1.0)[:, None]
+    participation = ap.once() if epochs == 1 else ap.epochs(epochs, steps // epochs)
+    f = Dense("encoder", ap.Workload.sgd(steps), Average(), participation, encoder)
+    return float(f.error / optimum - 1)
 
 
 def optimum(steps: int, epochs: int) -> float:
