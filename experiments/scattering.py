@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 import antiphase as ap
 from antiphase import data
-from antiphase.data import store
+from antiphase.data import cache
 from antiphase.noise.key import Key
 from antiphase.reporting import figures
 from antiphase.torch.batch_selection import FixedOrderBatches
@@ -225,7 +225,7 @@ def examples() -> tuple[Examples, Examples]:
     """Scattering features of the images, computed once and cached beside the data."""
     images = data.load("cifar10")
     prefix = f"{images.digest[:16]}-{scattering_features.FEATURES}"
-    with store.opened("cifar10-scattering") as folder:
+    with cache.opened("cifar10-scattering") as folder:
         train = _cached_features(folder / f"{prefix}-train.npy", images.train.inputs)
         test = _cached_features(folder / f"{prefix}-test.npy", images.test.inputs)
     classes = len(images.classes)
@@ -244,7 +244,7 @@ def _cached_features(path: Path, images: scattering_features.Images) -> Matrix:
         temporary = path.with_name(f".{path.name}")
         np.save(temporary, np.concatenate(parts))
         temporary.rename(path)
-    features: Matrix = np.load(path, mmap_mode=None if store.folder("") is None else "r")
+    features: Matrix = np.load(path, mmap_mode=None if cache.directory("") is None else "r")
     return features
 
 

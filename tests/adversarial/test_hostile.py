@@ -46,5 +46,5 @@ def test_an_archive_that_would_fill_the_memory_is_refused_unread(tmp_path):
 def test_a_table_of_one_example_is_refused(tmp_path):
     """By the rule that splits, it is test data."""
     (tmp_path / "one.csv").write_text("a,label\n0.5,1\n")
-    with pytest.raises(DataError, match="none is left to train with"):
+    with pytest.raises(DataError, match="is left for training"):
         data.load(tmp_path / "one.csv")

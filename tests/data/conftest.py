@@ -1,4 +1,4 @@
-"""No test of data reads or writes the user's cache, or asks a server that is not its own."""
+"""Tests of data use a cache and servers of their own."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from tests.data import site
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path, monkeypatch):
-    """The folder of the tiny data set in a cache of the test's own."""
+def cache_folder(tmp_path, monkeypatch):
+    """Folder of the tiny data set in the cache of the test."""
     monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("ANTIPHASE_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -16,5 +16,6 @@ def kept(tmp_path, monkeypatch):
 
 @pytest.fixture
 def mirror():
+    """A server with all files of the tiny data set."""
     with site.serving(site.packed()) as running:
         yield running

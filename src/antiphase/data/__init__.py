@@ -1,9 +1,10 @@
-"""Data sets by name, or of the user's own: ``load("mnist")``, ``load("scans.npz")``.
+"""Data sets by name, or from files of your own: ``load("mnist")``, ``load("scans.npz")``.
 
->>> from antiphase import data
->>> digits = data.load("digits")
->>> digits.shape, len(digits.train), len(digits.test), digits.classes[:3]
-((1, 8, 8), 1436, 361, ('0', '1', '2'))
+Example:
+    >>> from antiphase import data
+    >>> digits = data.load("digits")
+    >>> digits.shape, len(digits.train), len(digits.test), digits.classes[:3]
+    ((1, 8, 8), 1436, 361, ('0', '1', '2'))
 """
 
 from __future__ import annotations
@@ -16,26 +17,20 @@ import numpy as np
 
 from antiphase._util import checks as check
 from antiphase._util.progress import Progress
-from antiphase.data.dataset import Dataset, Split, divided
-from antiphase.data.images import from_folder
-from antiphase.data.obtain import obtain
-from antiphase.data.own import from_csv, from_npz
-from antiphase.data.sources import CATALOGUE, DIGITS
+from antiphase.data.dataset import Dataset, Split, train_test_split
+from antiphase.data.fetch import fetch_files
+from antiphase.data.image_folder import from_folder
+from antiphase.data.own_files import from_csv, from_npz
+from antiphase.data.registry import DIGITS, REGISTRY
 from antiphase.data.texts import Texts, load_texts
 from antiphase.errors import DataError
 
-__all__ = ["STATISTICS", "Dataset", "Split", "Texts", "load", "load_texts", "names"]
-
-# Published mean and standard deviation of the training inputs, one for each channel: constants, so using them costs no
-# privacy.
-STATISTICS = {"digits": ((0.3055,), (0.3761,))} | {
-    k.name: (k.mean, k.std) for k in CATALOGUE.values()
-}
+__all__ = ["Dataset", "Split", "Texts", "load", "load_texts", "names"]
 
 
 def names() -> tuple[str, ...]:
     """The names that `load` knows."""
-    return ("digits", *CATALOGUE)
+    return ("digits", *REGISTRY)
 
 
 def load(
@@ -43,39 +38,50 @@ def load(
     folder: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
-    """A data set: one of `names`, or a path to an ``.npz``, a ``.csv`` or a folder of images of the user's own.
+    """Load a data set by name, or from files of your own.
 
-    ``digits`` come with scikit-learn. The others are looked for in ``folder`` if it is given, and nowhere else; or in
-    ``ANTIPHASE_DATA``, the cache, the mirrors, and a package, in this order. ``progress`` is called
-    while bytes come in.
+    Guarantee: the files of a named data set have the hashes of the originals. Nothing that is read
+    is executed (no pickles). Inputs are finite float32, and images of named data sets are in
+    [0, 1]; targets are int64, counted from 0.
 
-    Guarantee: data with a name have the hashes of the originals; nothing that is read is executed (no pickles); inputs
-    are finite float32, images of known data sets in [0, 1]; targets are int64 from 0 on. Anything else is a `DataError`
-    with the reason and the remedy.
+    Args:
+        source: one of `names`, or the path of an ``.npz``, a ``.csv`` or a folder of images.
+        folder: look for the files of a named data set here and nowhere else. By default they are
+            looked for in ``ANTIPHASE_DATA`` and the cache, and then downloaded. ``digits`` come
+            with scikit-learn.
+        progress: receives a `ProgressReport` after each block of a download.
+
+    Raises:
+        DataError: the data cannot be found, stored or read; with the reason and the remedy.
+
+    Example:
+        >>> load("digits").train.inputs.dtype
+        dtype('float32')
     """
     source = check.name_or_path("data", source)
-    if source in CATALOGUE:
-        known = CATALOGUE[str(source)]
-        train, test = known.read(obtain(known, None if folder is None else Path(folder), progress))
-        return Dataset(known.name, train, test, known.classes, known.mean, known.std)
+    if source in REGISTRY:
+        dataset = REGISTRY[str(source)]
+        contents = fetch_files(dataset, None if folder is None else Path(folder), progress)
+        splits = dataset.read(contents)
+        return Dataset(dataset.name, *splits, dataset.classes, dataset.mean, dataset.std)
     if folder is not None:
         raise DataError(
-            f"folder = {str(folder)!r} says where {', '.join(CATALOGUE)} are; data = {source!r} needs none"
+            f"folder = {str(folder)!r} is for {', '.join(REGISTRY)}; leave it out for data = "
+            f"{source!r}"
         )
     return _digits() if source == "digits" else _own(Path(source))
 
 
 def _digits() -> Dataset:
     try:
-        found = importlib.import_module("sklearn.datasets").load_digits()
+        bunch = importlib.import_module("sklearn.datasets").load_digits()
     except ImportError as error:
         raise DataError(
-            "data = 'digits' come with scikit-learn, which is missing: pip install 'antiphase[data]'"
+            "data = 'digits' needs scikit-learn: pip install 'antiphase[data]'"
         ) from error
-    inputs = (found.images[:, None] / 16).astype(np.float32)
-    return Dataset(
-        "digits", *divided(inputs, found.target.astype(np.int64)), DIGITS, *STATISTICS["digits"]
-    )
+    inputs = (bunch.images[:, None] / 16).astype(np.float32)
+    splits = train_test_split(inputs, bunch.target.astype(np.int64))
+    return Dataset("digits", *splits, DIGITS, mean=(0.3055,), std=(0.3761,))
 
 
 def _own(path: Path) -> Dataset:
@@ -83,7 +89,8 @@ def _own(path: Path) -> Dataset:
         return from_folder(path)
     if not path.exists():
         raise DataError(
-            f"data = {str(path)!r} is neither one of {', '.join(names())} nor a folder, .npz or .csv that exists"
+            f"data = {str(path)!r} is neither one of {', '.join(names())} nor a folder, .npz or "
+            ".csv that exists"
         )
     readers = {".npz": from_npz, ".csv": from_csv}
     if path.suffix.lower() not in readers:

@@ -1,4 +1,4 @@
-"""What a data set is here: two splits of NumPy arrays, the names of the classes, and public statistics."""
+"""Data sets as NumPy arrays, and the rules that split data without a split."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+INVERSE_GOLDEN_RATIO = 2654435769  # 2³² / φ
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """``inputs``: float32, one example a row; ``targets``: int64, the place of its class in ``Dataset.classes``."""
+    """Examples and their classes.
+
+    Attributes:
+        inputs: float32, one example a row.
+        targets: int64, indices into `Dataset.classes`.
+    """
 
     inputs: NDArray[np.float32]
     targets: NDArray[np.int64]
@@ -23,10 +30,16 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test examples.
+    """A training and a test split.
 
-    ``mean`` and ``std`` are published figures, one for each channel, or None for data of the user's own: figures
-    computed from private examples would not be private.
+    Attributes:
+        name: name of the data set, or of the file.
+        train: training examples.
+        test: test examples.
+        classes: names of the classes.
+        mean: published mean for each channel; None for data of your own, since figures computed
+            from private examples are not private.
+        std: published standard deviation for each channel, or None.
     """
 
     name: str
@@ -38,39 +51,41 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
+        """Shape of one example."""
         return tuple(self.train.inputs.shape[1:])
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the four arrays with their shapes and of the classes: what a record of a run calls its data."""
-        mark = hashlib.sha256(repr(self.classes).encode())
+        """SHA-256 of arrays, shapes and classes; it identifies the data."""
+        sha256 = hashlib.sha256(repr(self.classes).encode())
         for array in (self.train.inputs, self.train.targets, self.test.inputs, self.test.targets):
             little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-            mark.update(repr((little.dtype.str, little.shape)).encode())
-            mark.update(little.data.cast("B") if little.size else b"")
-        return mark.hexdigest()
+            sha256.update(repr((little.dtype.str, little.shape)).encode())
+            sha256.update(little.data.cast("B") if little.size else b"")
+        return sha256.hexdigest()
 
 
-def divided(inputs: NDArray[np.generic], targets: NDArray[np.int64]) -> tuple[Split, Split]:
-    """The split of data that come without one: example i is a test example if the fraction of i·φ is below 1/5.
+def train_test_split(
+    inputs: NDArray[np.generic], targets: NDArray[np.int64]
+) -> tuple[Split, Split]:
+    """Split data that come without a split, by position alone: a fifth is for testing.
 
-    Multiples of the golden ratio φ are spread evenly along every regular sequence, so that data sorted by class, or
-    with the classes in turn (as digits are), give each class its fifth. The rule looks at nothing but the position.
+    Example i is a test example if the fractional part of i·φ is below 1/5. Multiples of the golden
+    ratio φ are spread evenly along every regular sequence, so that each class gives a fifth whether
+    the data are sorted by class or the classes alternate (as in digits).
     """
-    turn = (np.arange(len(targets), dtype=np.uint64) * np.uint64(2654435769)) % np.uint64(
-        1 << 32
-    )  # 2³²/φ
-    test = turn < (1 << 32) // 5
+    hashed = np.arange(len(targets), dtype=np.uint64) * np.uint64(INVERSE_GOLDEN_RATIO)
+    test = hashed % np.uint64(1 << 32) < (1 << 32) // 5
     as_float = inputs.astype(np.float32, copy=False)
     return Split(as_float[~test], targets[~test]), Split(as_float[test], targets[test])
 
 
-def split_of(user: str) -> str:
-    """Where a user belongs of whom it is not said: of ten, one to ``val`` and one to ``test``, by a hash of the name.
+def user_split(user: str) -> str:
+    """Split of a user, by a hash of the name: ``train``, ``val`` and ``test`` are 80 : 10 : 10.
 
-    >>> [split_of(user) for user in ("anna", "ben", "cleo")]
-    ['train', 'train', 'val']
+    Example:
+        >>> [user_split(user) for user in ("anna", "ben", "cleo")]
+        ['train', 'train', 'val']
     """
-    turn = int.from_bytes(hashlib.sha256(user.encode()).digest()[:8]) % 10
-    return {0: "val", 1: "test"}.get(turn, "train")
+    remainder = int.from_bytes(hashlib.sha256(user.encode()).digest()[:8]) % 10
+    return {0: "val", 1: "test"}.get(remainder, "train")

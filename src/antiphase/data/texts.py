@@ -1,4 +1,4 @@
-"""Texts of many users: Shakespeare's roles by name, or the user's own JSON lines."""
+"""Texts of many users: Shakespeare's roles by name, or JSON lines of your own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 from antiphase._util import checks as check
 from antiphase._util.progress import Progress
-from antiphase.data.dataset import split_of
-from antiphase.data.obtain import obtain
-from antiphase.data.own import MOST_PACKED, SLACK
-from antiphase.data.plays import FILE
-from antiphase.data.sources import SHAKESPEARE
-from antiphase.data.unpack import GZIP
+from antiphase.data import shakespeare
+from antiphase.data.archives import GZIP_MAGIC
+from antiphase.data.dataset import user_split
+from antiphase.data.fetch import fetch_files
+from antiphase.data.own_files import max_unpacked
+from antiphase.data.registry import SHAKESPEARE
 from antiphase.errors import DataError
 
 SPLITS = ("train", "val", "test")
@@ -28,7 +28,15 @@ ByUser = dict[str, list[str]]
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """What each user wrote, in order. No user is in two splits. ``digest`` is the SHA-256 of the lines."""
+    """Texts by user. No user is in two splits.
+
+    Attributes:
+        name: name of the data set, or of the file.
+        train: the texts of each user for training, in order.
+        val: those for validation.
+        test: those for testing.
+        digest: SHA-256 of the JSON lines.
+    """
 
     name: str
     train: ByUser
@@ -42,72 +50,83 @@ def load_texts(
     folder: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Texts:
-    """``shakespeare``, a role a user (looked for in ``folder``, or else as `load` does); or a path to JSON lines.
+    """Load the texts of many users.
 
-    A line is ``{"user": …, "text": …, "split": "train" | "val" | "test"}``; other keys are ignored, and so may be
-    ``split``: then a hash of the user decides, 80 : 10 : 10. The file may be packed by gzip. Raises `DataError` with
-    the line and the reason for everything else.
+    A line of a file is ``{"user": …, "text": …, "split": "train" | "val" | "test"}``. Other keys
+    are ignored. Without ``split``, a hash of the user decides, 80 : 10 : 10. The file may be
+    compressed by gzip.
+
+    Args:
+        source: ``"shakespeare"``, where each role is a user, or the path of a file of JSON lines.
+        folder: look for the files of Shakespeare here and nowhere else; see `load`.
+        progress: receives a `ProgressReport` after each block of a download.
+
+    Raises:
+        DataError: the file cannot be found or read, or a line is not of this form.
     """
     source = check.name_or_path("data", source)
     if source == SHAKESPEARE.name:
-        contents = obtain(SHAKESPEARE, None if folder is None else Path(folder), progress)
-        return parsed(SHAKESPEARE.name, contents[FILE])
+        contents = fetch_files(SHAKESPEARE, None if folder is None else Path(folder), progress)
+        return parse(SHAKESPEARE.name, contents[shakespeare.FILE])
     if folder is not None:
         raise DataError(
-            f"folder = {str(folder)!r} says where {SHAKESPEARE.name} is; data = {source!r} needs none"
+            f"folder = {str(folder)!r} is for {SHAKESPEARE.name}; leave it out for data = "
+            f"{source!r}"
         )
     path = Path(source)
     if not path.is_file():
         raise DataError(
-            f"data = {str(path)!r} is neither {SHAKESPEARE.name} nor a file of JSON lines that exists"
+            f"data = {str(path)!r} is neither {SHAKESPEARE.name} nor a file of JSON lines that "
+            "exists"
         )
     try:
-        return parsed(path.name, _unpacked(path))
+        return parse(path.name, _uncompressed(path))
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error})") from error
 
 
-def parsed(name: str, content: bytes) -> Texts:
-    """The texts in JSON lines."""
+def parse(name: str, content: bytes) -> Texts:
+    """Texts from JSON lines; raises `DataError` with the line."""
     splits: dict[str, ByUser] = {split: {} for split in SPLITS}
-    where: dict[str, str] = {}
+    split_of: dict[str, str] = {}
     for number, line in enumerate(io.BytesIO(content), start=1):
         if not line.strip():
             continue
         user, text, split = _fields(f"{name}, line {number}", line)
-        if where.setdefault(user, split) != split:
+        if split_of.setdefault(user, split) != split:
             raise DataError(
-                f"{name}, line {number}: user {user!r} is in {where[user]} and in {split}; one must do"
+                f"{name}, line {number}: user {user!r} is in {split_of[user]} and in {split}; put "
+                "each user in one split"
             )
         splits[split].setdefault(user, []).append(text)
     for split, users in splits.items():
         if not users:
             raise DataError(
-                f"{name} has no users to {split}; there must be some in each of {', '.join(SPLITS)}"
+                f"{name} has no users in {split}; give some in each of {', '.join(SPLITS)}"
             )
     return Texts(name, **splits, digest=hashlib.sha256(content).hexdigest())
 
 
 def _fields(place: str, line: bytes) -> tuple[str, str, str]:
     try:
-        found: Any = json.loads(line)
+        record: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: is not JSON ({error})") from error
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(key), str) for key in ("user", "text")
+    if not isinstance(record, dict) or not all(
+        isinstance(record.get(key), str) for key in ("user", "text")
     ):
-        raise DataError(f'{place}: must be {{"user": "…", "text": "…"}}, both of them words')
-    split = found.get("split", split_of(found["user"]))
+        raise DataError(f'{place}: must be {{"user": "…", "text": "…"}}, both strings')
+    split = record.get("split", user_split(record["user"]))
     if split not in SPLITS:
         raise DataError(f"{place}: split = {split!r} must be one of {', '.join(SPLITS)}")
-    return found["user"], found["text"], split
+    return record["user"], record["text"], split
 
 
-def _unpacked(path: Path) -> bytes:
+def _uncompressed(path: Path) -> bytes:
     content = path.read_bytes()
-    if content[:2] != GZIP:
+    if content[:2] != GZIP_MAGIC:
         return content
-    limit = MOST_PACKED * len(content) + SLACK
+    limit = max_unpacked(len(content))
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
         plain = stream.read(limit + 1)
     if len(plain) > limit:

@@ -1,10 +1,10 @@
-"""A folder that has the files: nothing is downloaded and nothing is written."""
+"""Files in a folder of the user's: nothing is downloaded and nothing is written."""
 
 import shutil
 
 import pytest
 
-from antiphase.data.obtain import obtain
+from antiphase.data.fetch import fetch_files
 from antiphase.errors import DataError
 from tests.data import site
 
@@ -18,52 +18,49 @@ def filled(folder, files):
 
 @pytest.mark.parametrize("layout", [".", "tiny", "raw"])
 @pytest.mark.parametrize("files", [site.contents(), site.packed()], ids=["plain", "gz"])
-def test_a_folder_that_has_the_files(tmp_path, kept, layout, files):
+def test_files_are_found_in_every_usual_layout(tmp_path, cache_folder, layout, files):
     filled(tmp_path / "mine" / layout, files)
-    assert obtain(site.known(), tmp_path / "mine") == site.contents()
-    assert not kept.exists()
+    assert fetch_files(site.dataset(), tmp_path / "mine") == site.contents()
+    assert not cache_folder.exists()
 
 
 def test_an_archive_in_a_folder(tmp_path):
-    known = site.known(archive="all.tar.gz", archive_folder="all/")
-    filled(
-        tmp_path, {"all.tar.gz": site.tarred({f"all/{n}": c for n, c in site.contents().items()})}
-    )
-    assert obtain(known, tmp_path) == site.contents()
+    filled(tmp_path, {"all.tar.gz": site.tarred()})
+    assert fetch_files(site.archived(), tmp_path) == site.contents()
 
 
-def test_the_environment_names_a_folder_and_downloads_come_after_it(tmp_path, monkeypatch, mirror):
+def test_the_folder_in_the_environment_comes_before_downloads(tmp_path, monkeypatch, mirror):
     monkeypatch.setenv("ANTIPHASE_DATA", str(filled(tmp_path / "mine", site.contents())))
-    assert obtain(site.known(mirror.url)) == site.contents()
+    assert fetch_files(site.dataset(mirror.url)) == site.contents()
     assert mirror.requests == []
     (tmp_path / "mine" / "train-labels-idx1-ubyte").unlink()
-    assert obtain(site.known(mirror.url)) == site.contents()
+    assert fetch_files(site.dataset(mirror.url)) == site.contents()
     assert len(mirror.requests) == 4
 
 
-def test_the_usual_places_are_looked_at(tmp_path):
+def test_the_folders_of_the_operating_system_are_used(tmp_path):
     place = filled(tmp_path / "usr", site.packed())
-    assert obtain(site.known(places=(str(place),))) == site.contents()
+    assert fetch_files(site.dataset(system_folders=(str(place),))) == site.contents()
 
 
-def test_files_of_another_data_set_with_the_same_names_do_not_hide_it(tmp_path):
-    """MNIST and Fashion-MNIST call their files the same."""
+def test_files_of_another_data_set_with_the_same_names_are_passed_over(tmp_path):
+    """MNIST and Fashion-MNIST use the same file names."""
     filled(tmp_path, site.contents(seed=1))
     filled(tmp_path / "tiny", site.contents())
-    assert obtain(site.known(), tmp_path) == site.contents()
+    assert fetch_files(site.dataset(), tmp_path) == site.contents()
 
 
-def test_a_folder_that_was_named_is_used_or_refused(tmp_path, mirror):
-    """Never a download instead: a misspelt folder would pass unnoticed."""
+def test_a_given_folder_is_used_or_refused(tmp_path, mirror):
+    """Without a download: otherwise nobody would notice a misspelt folder."""
 
     def message(folder):
         with pytest.raises(DataError) as caught:
-            obtain(site.known(mirror.url), folder)
+            fetch_files(site.dataset(mirror.url), folder)
         assert "or leave folder out to download it" in str(caught.value)
         return str(caught.value)
 
     assert "there is no such folder" in message(tmp_path / "absent")
-    assert "none of its files is there" in message(tmp_path)
+    assert "it has none of the files" in message(tmp_path)
     mine = filled(tmp_path / "mine", site.contents())
     (mine / "t10k-images-idx3-ubyte").unlink()
     assert f"t10k-images-idx3-ubyte missing in {mine}" in message(mine)
@@ -77,10 +74,10 @@ def test_a_folder_that_was_named_is_used_or_refused(tmp_path, mirror):
 def test_pickles_are_not_read(tmp_path):
     filled(tmp_path / "batches-py", {"data_batch_1": b"\x80\x04."})
     with pytest.raises(DataError, match="batches-py holds pickles, which can run code"):
-        obtain(site.known(pickles="batches-py"), tmp_path)
+        fetch_files(site.dataset(pickles="batches-py"), tmp_path)
 
 
-def test_a_wrong_folder_in_the_environment_is_named_when_all_else_fails(tmp_path, monkeypatch):
+def test_a_wrong_folder_in_the_environment_is_named_if_downloads_fail(tmp_path, monkeypatch):
     monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path / "absent"))
     with pytest.raises(DataError, match=r"ANTIPHASE_DATA = '.*absent' \(there is no such folder\)"):
-        obtain(site.known())
+        fetch_files(site.dataset())

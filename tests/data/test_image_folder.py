@@ -1,4 +1,4 @@
-"""Images of the user's own, in a folder for each class."""
+"""Your own images, in a folder for each class."""
 
 import sys
 

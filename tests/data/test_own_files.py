@@ -1,4 +1,4 @@
-"""Data of the user's own: read as documented, or refused with the place and the reason."""
+"""Your own arrays and tables: read as documented, or refused with the place and the reason."""
 
 import contextlib
 import random
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from antiphase import data
-from antiphase.data.dataset import Dataset, Split, divided
+from antiphase.data.dataset import Dataset, Split, train_test_split
 from antiphase.errors import DataError
 
 X, Y = np.arange(60, dtype=np.float64).reshape(20, 3), np.arange(20) % 2
@@ -38,11 +38,11 @@ def test_the_split_gives_every_class_its_fifth_in_any_regular_order():
         np.arange(1000) % 5,
         np.arange(1000) % 7,
     ):
-        train, test = divided(np.arange(1000.0)[:, None], order)
+        train, test = train_test_split(np.arange(1000.0)[:, None], order)
         assert len(train) + len(test) == 1000
         share = np.bincount(test.targets) / np.bincount(order)
         assert 0.17 <= share.min() <= share.max() <= 0.23
-    assert [len(part) for part in divided(np.zeros((2, 1)), np.arange(2))] == [1, 1]
+    assert [len(part) for part in train_test_split(np.zeros((2, 1)), np.arange(2))] == [1, 1]
 
 
 def test_the_digest_knows_every_array_its_shape_and_the_classes():
@@ -126,7 +126,7 @@ def test_arrays_that_are_refused(tmp_path, arrays, said):
 
 
 def test_a_damaged_npz_is_refused_however_it_is_damaged(tmp_path):
-    """200 flipped bytes: our error, or an array that passes every check; never another exception."""
+    """200 changed bytes: `DataError`, or an array that passes every check; nothing else."""
     path, rng = npz(tmp_path, x=X, y=Y), random.Random(0)
     whole = path.read_bytes()
     for _ in range(200):
@@ -188,7 +188,7 @@ def test_a_table_of_yes_and_no_has_no_header(tmp_path):
         ("label,a,b\n0,1,2\n0,1,\n", "line 3, column 3 (b): '' is not a finite number"),
         ("1,2,0\n1,nan,0\n", "line 2, column 2: 'nan' is not a finite number"),
         ("1,2,0\n1,1e39,0\n", "line 2, column 2: '1e39' is not a finite number"),
-        ("1,2,0\n1,0\n", "line 2: 2 columns where the first line has 3"),
+        ("1,2,0\n1,0\n", "line 2: 2 columns; the first line has 3"),
         ("1,2,0\n1,2,0.5\n", "line 2: label = '0.5' must be a whole number or a word"),
         ("1,2,0\n1,2,\n", "line 2: label = '' must be"),
         ("1,2,0\n3,4,0\n", "all of one class, 0"),
@@ -211,7 +211,7 @@ def test_what_is_neither_name_nor_file(tmp_path):
     assert "must be a folder of images, an .npz or a .csv" in refusal(tmp_path / "mine.pkl")
     with pytest.raises(TypeError, match="data = 3 must be a name or a path"):
         data.load(3)
-    with pytest.raises(DataError, match="says where mnist, fashion-mnist, cifar10 are"):
+    with pytest.raises(DataError, match="is for mnist, fashion-mnist, cifar10"):
         data.load("digits", folder=tmp_path)
 
 
