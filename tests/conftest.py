@@ -1,4 +1,4 @@
-"""Every test has a design cache of its own, empty at the start of the run, and the same luck in every run."""
+"""Fixtures of all tests: no design cache, reproducible randomness, printed measurements."""
 
 import os
 import random
@@ -11,22 +11,22 @@ import pytest
 
 os.environ["ANTIPHASE_CACHE"] = "off"
 if threading.current_thread() is threading.main_thread():
-    # A shell lets its background jobs ignore Ctrl-C, and so would the tests of it and the commands they start.
+    # Background jobs of a shell ignore Ctrl-C; tests of Ctrl-C and their processes must not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
-def luck(request, monkeypatch):
-    """Keys, runs and torch's generator are those of the test's name: what fails once fails again.
+def reproducible_randomness(request, monkeypatch):
+    """Seed keys, runs and torch by the test's name, so that a failure repeats.
 
-    In the processes that a test starts, they are the system's.
+    Processes that a test starts use the system's randomness.
     """
-    drawn = random.Random(request.node.nodeid)
-    monkeypatch.setattr(secrets, "token_bytes", drawn.randbytes)
-    monkeypatch.setattr(secrets, "token_hex", lambda size: drawn.randbytes(size).hex())
-    monkeypatch.setattr(secrets, "randbits", drawn.getrandbits)
+    generator = random.Random(request.node.nodeid)
+    monkeypatch.setattr(secrets, "token_bytes", generator.randbytes)
+    monkeypatch.setattr(secrets, "token_hex", lambda size: generator.randbytes(size).hex())
+    monkeypatch.setattr(secrets, "randbits", generator.getrandbits)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(drawn.getrandbits(63))
+        sys.modules["torch"].manual_seed(generator.getrandbits(63))
 
 
 @pytest.fixture
@@ -38,7 +38,10 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def shown(request):
-    """Prints what was measured beside what was asked, when the test has ended; also if another process ran it."""
+    """``shown(claim, measured, asked)``: print a measurement when the test has ended.
+
+    It is printed whichever process ran the test.
+    """
 
     def show(claim, measured, asked):
         request.node.user_properties.append(
@@ -49,16 +52,19 @@ def shown(request):
 
 
 class Shown:
+    """Prints measurements."""
+
     def __init__(self, terminal):
         self.terminal = terminal
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call":
-            for line in [text for name, text in report.user_properties if name == "shown"]:
-                self.terminal.write(f"\n  {line}")
+            for name, text in report.user_properties:
+                if name == "shown":
+                    self.terminal.write(f"\n  {text}")
 
 
-@pytest.hookimpl(trylast=True)  # when there is a terminal
+@pytest.hookimpl(trylast=True)  # after the terminal reporter is registered
 def pytest_configure(config):
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and not hasattr(config, "workerinput"):

@@ -1,7 +1,7 @@
-"""Values to test against, computed independently of this project with an SVD-based dual Newton solver in float64.
+"""Reference values, computed independently of this project by a dual Newton solver in float64.
 
-They come from the project's design notes (the oracle), which state a relative accuracy of about 1e-13. Keys say for
-what they are.
+They are the oracle of the design notes, which state a relative accuracy of about 1e-13. A comment
+names the keys and values of each table.
 """
 
 # steps -> least ‖B‖_F² for prefix sums, one participation, sens(C) = 1
@@ -31,7 +31,7 @@ PREFIX_ENCODER = {
         [0.16473693771631287, 0.21306756318837045, 0.3474874055863181, 1.0],
     ],
 }
-# steps -> (sens², error) of the square-root Toeplitz encoder, and the error with its columns normalised
+# steps -> (sens², error, error with normalised columns) of the square-root Toeplitz encoder
 SQRT_TOEPLITZ = {
     1: (1.0, 1.0, 1.0),
     2: (1.25, 2.8125, 2.6319660112501055),
@@ -78,7 +78,8 @@ RESTART_BLOCK = {
     50: 7.0235491737193865,
     100: 8.262542101777372,
 }
-# (steps, tau) -> least error for Λ_τ S, and with the convex theorem's extra row (None where there is no restart)
+# (steps, tau) -> (least error for Λ_τ S, the same with the convex theorem's extra row), where None
+# means that there is no restart
 RESTARTS = {
     (12, 1): (12.0, 17.776844005017317),
     (12, 2): (12.0, 16.962919415929285),

@@ -6,7 +6,7 @@ from antiphase.factorizations.toeplitz import Toeplitz
 from antiphase.objective import Average
 from antiphase.participation import Participation
 from antiphase.sensitivity import DenseColumns, is_exact, sensitivity
-from tests import brute
+from tests import brute_force
 
 
 def random_case(rng):
@@ -32,7 +32,7 @@ def shortfall(cases, compute=sensitivity, seed=1):
     claims = 0
     for _ in range(cases):
         C, participation = random_case(rng)
-        true = brute.sensitivity(C, participation, rng)
+        true = brute_force.sensitivity(C, participation, rng)
         ours = compute(C, participation)
         below = max(below, 1 - ours / true)
         if is_exact(C, participation, tolerance=1e-13):
@@ -53,13 +53,13 @@ def test_signs_alone_would_be_too_small():
     X = np.eye(3) * 1.4 - 0.4
     C = np.linalg.cholesky(X[::-1, ::-1]).T[::-1, ::-1]
     participation, rng = epochs(3, every=1), np.random.default_rng(0)
-    assert brute.best_signs(C.T @ C) == pytest.approx(3.8)
-    assert brute.best_vectors(C.T @ C, rng) == pytest.approx(4.2)
+    assert brute_force.best_signs(C.T @ C) == pytest.approx(3.8)
+    assert brute_force.best_vectors(C.T @ C, rng) == pytest.approx(4.2)
     assert sensitivity(C, participation) ** 2 == pytest.approx(5.4)
     assert not is_exact(C, participation)
 
     def signs_only(C, participation):
-        return brute.sensitivity(C, participation, rng, vectors=False)
+        return brute_force.sensitivity(C, participation, rng, vectors=False)
 
     assert shortfall(150, signs_only)[0] > 1e-3, "the check must notice a maximum over signs only"
 
@@ -87,7 +87,7 @@ def test_few_bands_make_a_minimum_separation_exact():
     assert is_exact(C, min_separation(3, 3))
     assert not is_exact(C, min_separation(3, 2))
     assert sensitivity(C, min_separation(3, 3)) == pytest.approx(
-        brute.sensitivity(C, min_separation(3, 3), rng)
+        brute_force.sensitivity(C, min_separation(3, 3), rng)
     )
 
 
@@ -97,7 +97,7 @@ def test_a_minimum_separation_costs_what_the_bound_says():
     for _ in range(40):
         steps, count, apart = (int(rng.integers(1, high)) for high in (9, 5, 5))
         C, participation = np.tril(rng.normal(size=(steps, steps))), min_separation(count, apart)
-        X, patterns = np.abs(C.T @ C), brute.patterns(participation, steps)
+        X, patterns = np.abs(C.T @ C), brute_force.patterns(participation, steps)
         best = [max(X[i, list(p)].sum() for p in patterns if i in p) for i in range(steps)]
         bound = max(sum(best[i] for i in p) for p in patterns)
         assert sensitivity(C, participation) ** 2 == pytest.approx(bound, rel=1e-12)
@@ -156,9 +156,9 @@ def test_columns_that_share_no_row_need_no_products():
         columns = DenseColumns(C)
         assert columns.reach == bands
         for participation in (epochs(4, 3), min_separation(3, 3)):
-            assert sensitivity(C, participation) >= brute.sensitivity(C, participation, rng) * (
-                1 - 1e-12
-            )
+            assert sensitivity(C, participation) >= brute_force.sensitivity(
+                C, participation, rng
+            ) * (1 - 1e-12)
             assert is_exact(C, participation) == (bands == 3)
     for rows, reach in ((np.ones((3, 2)), 2), (np.eye(3), 1), (np.zeros((2, 2)), 1)):
         assert DenseColumns(rows).reach == reach
@@ -188,7 +188,7 @@ def test_shifts_with_falling_coefficients_are_exact_and_others_are_not_taken_for
                 min_separation(3, 2),
                 min_separation(2, 3),
             ):
-                true = brute.sensitivity(f.encoder(), participation, rng)
+                true = brute_force.sensitivity(f.encoder(), participation, rng)
                 ours = sensitivity(f.encoder_columns(), participation)
                 assert ours >= true * (1 - 1e-12), (kind, participation)
                 if kind == "falling":

@@ -10,7 +10,7 @@ import pytest
 
 import antiphase as ap
 from antiphase.ledger.write_ahead import RECORD
-from tests.warm import Script
+from tests.forked_script import Script
 
 WORKER = Path(__file__).with_name("digits_worker.py")
 

@@ -9,7 +9,7 @@ import antiphase as ap
 from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Average, Damped, Restarts
 from antiphase.sensitivity import sensitivity
-from tests import brute
+from tests import brute_force
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,7 @@ def test_conformance(designed, name, options, workload, participation, tmp_path)
     assert (np.diagonal(C) > 0).all()
 
     # sensitivity is never below brute force, and equal to it where that is claimed
-    true = brute.sensitivity(C, participation, np.random.default_rng(0))
+    true = brute_force.sensitivity(C, participation, np.random.default_rng(0))
     assert f.sensitivity >= true * (1 - 1e-12)
     if f.sensitivity_is_exact and options.get("sensitivity") != "nodes":
         assert f.sensitivity == pytest.approx(true, rel=1e-8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from antiphase import Key
-from tests.warm import Script
+from tests.forked_script import Script
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import pytest
 import antiphase as ap
 from antiphase.sensitivity import sensitivity
 from antiphase.solvers.dense import dense_optimum
-from tests import brute
+from tests import brute_force
 from tests.numerical.test_optima import random_problem
 from tests.test_sensitivity import shortfall
 
@@ -54,7 +54,9 @@ def test_feasible_points_by_brute_force(shown):
             participation=participation,
             tolerance=1e-4,
         )
-        found = brute.sensitivity(f.encoder(), participation, rng, vectors=workload.steps <= 64)
+        found = brute_force.sensitivity(
+            f.encoder(), participation, rng, vectors=workload.steps <= 64
+        )
         largest, least, count = max(largest, found), min(least, found), count + 1
         oracle = dense_optimum(
             "dense", workload, objective, participation, options={}, tolerance=1e-6

@@ -28,8 +28,8 @@ from antiphase.noise.stream import NoiseStream
 from antiphase.torch.batch_selection import FixedOrderBatches, fixed_order_loader
 from antiphase.torch.distributed import Group
 from antiphase.torch.sharding import ShardedNoise, rows_of
+from tests.forked_script import Script
 from tests.torch.setting import Training, data
-from tests.warm import Script
 
 ROOT = Path(__file__).parents[2]
 RUN = "ab" * 16

@@ -1,6 +1,6 @@
-"""Scripts in processes of their own that need not import torch and Opacus first, which takes longer than most tests.
+"""Scripts in processes that do not import torch and Opacus anew, which would take seconds.
 
-They are forked from a server that has imported these and done nothing else, so they are as good as new.
+They are forked from a server that has imported both and done nothing else.
 """
 
 import multiprocessing
@@ -19,12 +19,14 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Script:
-    """A running script, much as `subprocess.Popen`; standard output and standard error go to files."""
+    """A running script, similar to `subprocess.Popen`; its output goes to files."""
 
     def __init__(self, path, *arguments, env=None, together=False):
         with mock.patch.dict(os.environ, ONE_THREAD):
             forkserver.ensure_running()
-        self._files = [tempfile.NamedTemporaryFile("w+") for _ in range(1 if together else 2)]  # noqa: SIM115
+        count = 1 if together else 2
+        # The files live as long as this object.
+        self._files = [tempfile.NamedTemporaryFile("w+") for _ in range(count)]  # noqa: SIM115
         environment = os.environ | ONE_THREAD | (env or {})
         names = [file.name for file in (self._files * 2)[:2]]
         argv = [str(path), *map(str, arguments)]
@@ -50,7 +52,7 @@ class Script:
 
     @property
     def out(self):
-        """What it has printed so far."""
+        """Its standard output so far."""
         return Path(self._files[0].name).read_text(encoding="utf-8")
 
     @property

@@ -1,4 +1,4 @@
-"""Sensitivity by brute force, for encoders so small that every pattern can be tried."""
+"""Sensitivity by brute force, for encoders small enough to try every pattern."""
 
 import itertools
 
@@ -33,7 +33,7 @@ def best_signs(gram):
 
 
 def best_vectors(gram, rng, starts=6, rounds=40):
-    """``max Σ ⟨u_i, u_j⟩ X_ij`` over unit vectors in R³, by ascent in one vector after the other."""
+    """``max Σ ⟨u_i, u_j⟩ X_ij`` over unit vectors in R³, by coordinate ascent."""
     k = len(gram)
     u = rng.normal(size=(starts, k, 3))
     u /= np.linalg.norm(u, axis=2, keepdims=True)
@@ -47,7 +47,10 @@ def best_vectors(gram, rng, starts=6, rounds=40):
 
 
 def sensitivity(encoder, participation, rng, vectors=True):
-    """The largest that any pattern, signs or unit vectors reach: never above the true value, mostly equal to it."""
+    """The largest value over patterns, signs and unit vectors.
+
+    It is never above the true sensitivity, and equal to it in most cases.
+    """
     X = encoder.T @ encoder
     best = 0.0
     for pattern in patterns(participation, encoder.shape[1]):
