@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from antiphase.errors import AntiphaseError
 from antiphase.torch.batched_products import batched_products
-from antiphase.torch.ghost_clipping import per_example_gradients
+from antiphase.torch.ghost_clipping import gradients_and_bounds
 from antiphase.torch.gradient_terms import Lookups, token_sums
 from antiphase.torch.noise_run import row_of
 from antiphase.torch.recorded_module import recorded
@@ -359,7 +359,7 @@ def worst_row(training, x):
     names = [name for name, _ in model.named_parameters()]
     losses = linear_losses(module(x))
     if module.is_ghost:
-        found = per_example_gradients(module, losses)
+        found, _ = gradients_and_bounds(module, losses)
     else:
         losses.mean().backward()
         found = {
@@ -460,7 +460,7 @@ def rows_of(model, mode, arguments, **options):
     wrapped = recorded(model, mode, loss_reduction="sum", wrap_model=True, **options).train()
     losses = linear_losses(wrapped(*arguments))
     if mode == "ghost":
-        return per_example_gradients(wrapped, losses)
+        return gradients_and_bounds(wrapped, losses)[0]
     losses.sum().backward()
     return {name: p.grad_sample for name, p in model.named_parameters()}
 

@@ -9,7 +9,7 @@ TORCH = (  # none that starts processes, which would import the file as it is
     "tests/torch/test_clipping.py", "tests/torch/test_coverage.py",
     "tests/torch/test_earlier_runs.py", "tests/torch/test_ghost_clipping.py",
     "tests/torch/test_gradient_check.py", "tests/torch/test_gradient_check_faults.py",
-    "tests/torch/test_gradient_terms.py", "tests/torch/test_recorder.py",
+    "tests/torch/test_gradient_terms.py", "tests/torch/test_batched_products.py", "tests/torch/test_recorder.py",
     "tests/torch/test_model_state_check.py", "tests/numerical/test_clipping.py",
     "tests/adversarial", *ALL,
     # shows what the attacks of other tests came to, and makes all of them again if it runs first

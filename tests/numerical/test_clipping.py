@@ -11,7 +11,7 @@ from torch import nn
 
 from antiphase.torch.batched_products import batched_products, token_products
 from antiphase.torch.clipping import MAX_CANCELLATION, clip_margin, norms_to_clip_by
-from antiphase.torch.ghost_clipping import norm_bounds, per_example_gradients
+from antiphase.torch.ghost_clipping import gradients_and_bounds
 from antiphase.torch.gradient_terms import Lookups, Products, token_sums
 from antiphase.torch.recorded_module import recorded
 
@@ -202,15 +202,11 @@ def test_ordinary_models_lose_nothing(name, shown):
     wrapped = recorded(make(), "ghost", batch_first=True, loss_reduction="mean", wrap_model=True)
     bounds, norms = [], []
     for inputs, targets in zip(*(tensor.split(64) for tensor in data()), strict=True):
-
-        def losses(inputs=inputs, targets=targets):
-            each = nn.functional.cross_entropy(
-                wrapped(inputs).flatten(0, -2), targets.flatten(), reduction="none"
-            )
-            return each.view(len(inputs), -1).mean(dim=1)
-
-        bounds.append(norm_bounds(wrapped, losses()).detach())
-        rows = per_example_gradients(wrapped, losses())
+        losses = nn.functional.cross_entropy(
+            wrapped(inputs).flatten(0, -2), targets.flatten(), reduction="none"
+        )
+        rows, bound = gradients_and_bounds(wrapped, losses.view(len(inputs), -1).mean(dim=1))
+        bounds.append(bound.detach())
         each = [torch.linalg.vector_norm(g.flatten(1).double(), dim=1) for g in rows.values()]
         norms.append(torch.linalg.vector_norm(torch.stack(each), dim=0))
     excess = torch.cat(bounds) / torch.cat(norms) - 1

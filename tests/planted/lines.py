@@ -52,6 +52,7 @@ UPDATE, FUZZ, TRAINING = (
 KEYS = "tests/adversarial/test_keys_and_ledgers.py::"
 INTEGRATIONS = "tests/torch/test_integrations.py::"
 TERMS, NORMS = "tests/torch/test_gradient_terms.py::", "tests/torch/test_clipping.py::"
+PRODUCTS = "tests/torch/test_batched_products.py::"
 GHOST, CHECK = "tests/torch/test_ghost_clipping.py::", "tests/torch/test_gradient_check_faults.py::"
 HAZARDS = "tests/adversarial/test_hazards.py::test_an_attack_ends_as_asked"
 
@@ -344,7 +345,7 @@ LINES = [
          "            y = _fixed_layout(right[start : start + group], group, dim, padded_d)\n",
          "x = left[start : start + group]\n"
          "            y = right[start : start + group]\n",
-         TERMS + "test_the_product_of_an_example_has_the_same_bits_wherever_it_is"),
+         PRODUCTS + "test_the_product_of_an_example_has_the_same_bits_wherever_it_is"),
     Line("torch/ghost_clipping.py", "if rows != count:", "if False:",
          GHOST + "test_losses_that_are_not_one_for_each_example_are_refused"),
     Line("torch/ghost_clipping.py", "floor = torch.maximum(floor, bound.floor.to(device))", "pass",

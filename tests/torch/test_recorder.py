@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from antiphase.errors import PerExampleGradientError
 from antiphase.torch import layer_rules
-from antiphase.torch.ghost_clipping import per_example_gradients
+from antiphase.torch.ghost_clipping import gradients_and_bounds
 from antiphase.torch.recorded_module import recorded
 from tests.torch import zoo
 
@@ -39,7 +39,7 @@ def assert_same_as_batches_of_one(model, inputs, dim=0, **options):
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     wrapped = wrap(model, **options)
     with wrapped.recorder.always_on():
-        found = per_example_gradients(wrapped, losses(wrapped(inputs), dim))
+        found, _ = gradients_and_bounds(wrapped, losses(wrapped(inputs), dim))
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for i in range(inputs.shape[dim]):
         alone = losses(model(inputs.narrow(dim, i, 1)), dim).sum()
@@ -84,7 +84,7 @@ def test_time_before_examples(size):
     ids = zoo.tokens().tensors[0][:size].t()
     model = TimeFirst().double()
     wrapped = wrap(model, batch_first=False)
-    found = per_example_gradients(wrapped, losses(wrapped(ids)))
+    found, _ = gradients_and_bounds(wrapped, losses(wrapped(ids)))
     for i in range(size):
         truth = torch.autograd.grad(
             losses(model(ids[:, i : i + 1])).sum(), list(model.parameters())
@@ -171,7 +171,7 @@ def assert_adds_up(model, inputs, plain):
     )
     wrapped = wrap(model)
     torch.manual_seed(1)
-    found = per_example_gradients(wrapped, losses(wrapped(inputs)))
+    found, _ = gradients_and_bounds(wrapped, losses(wrapped(inputs)))
     torch.manual_seed(1)
     expected = torch.autograd.grad(losses(plain(inputs)).sum(), list(model.parameters()))
     for (name, _), gradient in zip(model.named_parameters(), expected, strict=True):
@@ -231,7 +231,7 @@ def test_refused(name):
     """What moves or mixes examples is refused, also where batch, tokens and features have the same size."""
     wrapped = wrap(Custom(REFUSED[name]))
     with pytest.raises(PerExampleGradientError, match="weight: ") as error:
-        per_example_gradients(wrapped, losses(wrapped(torch.randn(4, 4, 4))))
+        gradients_and_bounds(wrapped, losses(wrapped(torch.randn(4, 4, 4))))
     assert "Nothing was released" in str(error.value)
 
 
@@ -251,7 +251,7 @@ def test_a_copy_records_nothing_of_the_original():
     model, data = zoo.make("resnet")
     wrapped = wrap(model)
     again = copy.deepcopy(wrapped)
-    found = per_example_gradients(again, losses(again(data.tensors[0])))
+    found, _ = gradients_and_bounds(again, losses(again(data.tensors[0])))
     assert not wrapped.recorder.terms
     assert all(
         torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True)

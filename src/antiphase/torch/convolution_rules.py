@@ -40,7 +40,7 @@ def convolution(dims: int) -> Any:
         trains_weight = roles.is_parameter(weight)
         trains_bias = bias is not None and roles.is_parameter(bias)
         parameter = weight if trains_weight else bias
-        batch_dim, batch_size = roles.batch_dim(input), roles.batch_size
+        batch_dim, batch_size = roles.data.get(input), roles.batch_size
         if batch_dim is None or batch_dim.dim != 0:
             raise roles.shape_refusal(parameter, input)
         if input.ndim != dims + 2:

@@ -38,7 +38,7 @@ def terms_of_leaves(
     roles: TensorRoles, tensor: Tensor, term: Term, is_split: bool = False
 ) -> Iterator[tuple[str, Term]]:
     """The terms of named parameters that a `ParameterTerm` stands for."""
-    name, derived = roles.name_of(tensor), roles.derivation(tensor)
+    name, derived = roles.name_of(tensor), roles.derived.get(tensor)
     if name is not None and not is_split:
         yield name, term
         return

@@ -8,13 +8,10 @@ import torch
 
 Tensor = torch.Tensor
 _LEAVES = (int, float, bool, str, slice, torch.dtype, torch.device, type(None))  # without tensors
+# __iadd__ of __add__, and so on; not __init__ or __iter__
 _IN_PLACE_OPERATORS = frozenset(
-    f"__i{name}__"
-    for name in (
-        *("add", "sub", "mul", "truediv", "div", "pow", "floordiv"),
-        *("mod", "and", "or", "xor", "lshift", "rshift"),
-    )
-)
+    f"__i{name[2:]}" for name in dir(Tensor) if hasattr(Tensor, f"__i{name[2:]}")
+) - {"__init__"}
 
 
 def function_name(func: Any) -> str:

@@ -70,19 +70,16 @@ def record_losses(wrapped: Any, losses: Tensor) -> tuple[dict[str, list[Term]], 
     return terms, count
 
 
-def per_example_gradients(wrapped: Any, losses: Tensor) -> dict[str, Tensor]:
-    """The gradients of single examples that ghost clipping records: (n, *shape) for each name."""
-    return gradients_and_bounds(wrapped, losses)[0]
-
-
-def norm_bounds(wrapped: Any, losses: Tensor) -> Tensor:
-    """The norm that ghost clipping divides each example by, an upper bound of the true one."""
-    terms, count = record_losses(wrapped, losses)
-    return _norm_bounds(terms, count, losses.device)
-
-
 def gradients_and_bounds(wrapped: Any, losses: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """`per_example_gradients` and `norm_bounds` of one backward pass."""
+    """What ghost clipping records of single examples, and the norms that it divides them by.
+
+    Args:
+        wrapped: what `recorded` returned for the model.
+        losses: one for each example.
+
+    Returns:
+        Gradients (n, *shape) for each parameter, and an upper bound of each example's norm.
+    """
     shapes = {name: p.shape for name, p in wrapped._module.named_parameters()}
     terms, count = record_losses(wrapped, losses)
     bounds, gradients = _norm_bounds(terms, count, losses.device), dict[str, Tensor]()

@@ -77,8 +77,8 @@ def check_gradients(
                 torch.manual_seed(0)
                 _compare(model, wrapped, mode, inputs)
                 torch.manual_seed(1)
-                with _perturbed(model):
-                    _compare(model, wrapped, mode, inputs.shuffled(1))
+                _perturb(model)
+                _compare(model, wrapped, mode, inputs.shuffled(1))
             except Exception:
                 with _hooks_disabled(wrapped):
                     _refuse_writes(model, model, inputs)  # which may be the cause
@@ -92,6 +92,17 @@ def check_gradients(
         )
         return str(reason)
     return None
+
+
+def _perturb(model: nn.Module) -> None:
+    """Add a little noise to trainable parameters."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad and p.numel():
+                scale = max(float(p.float().square().mean()) ** 0.5, 0.1)
+                noise = torch.randn(p.shape, generator=generator)
+                p.add_((PERTURBATION * scale * noise).to(p))
 
 
 # Comparison
@@ -296,25 +307,6 @@ def _restored(model: nn.Module, wrapped: Any) -> Iterator[None]:
         for part in model.modules():  # what Opacus' hooks keep of a pass without a backward pass
             if getattr(part, "activations", None):
                 vars(part)["activations"] = []
-
-
-@contextlib.contextmanager
-def _perturbed(model: nn.Module) -> Iterator[None]:
-    """Add a little noise to trainable parameters; restore them at the end."""
-    values = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
-    generator = torch.Generator().manual_seed(7)
-    try:
-        with torch.no_grad():
-            for p, value in values:
-                if value.numel():
-                    scale = max(float(value.float().square().mean()) ** 0.5, 0.1)
-                    noise = torch.randn(p.shape, generator=generator)
-                    p.add_((PERTURBATION * scale * noise).to(p))
-        yield
-    finally:
-        with torch.no_grad():
-            for p, value in values:
-                p.copy_(value)
 
 
 @contextlib.contextmanager

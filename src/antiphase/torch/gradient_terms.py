@@ -94,10 +94,6 @@ class Rows:
         """The term itself."""
         return self
 
-    def compact(self, buffers: RowBuffers | None) -> Rows:
-        """The term itself."""
-        return self
-
     @staticmethod
     def merge(terms: Sequence[Rows]) -> Rows:
         """The sum of several terms."""
@@ -152,10 +148,6 @@ class Products:
         out = None if buffers is None else buffers.take(n, p, d, self.outputs)
         rows = batched_products(self.outputs, self.inputs, out=out)
         return Rows(rows, self.uncancelled_norm(), is_own=True)
-
-    def compact(self, buffers: RowBuffers | None) -> Rows | Products:
-        """The gradients where they are small, else the factors."""
-        return self.to_rows(buffers=buffers) if self.is_formed_cheaply else self
 
     def transposed(self) -> Products:
         """The same gradient of the transposed parameter."""
@@ -313,10 +305,6 @@ class Lookups:
         table = torch.zeros(len(self), *shape, dtype=torch.float64, device=rows.device)
         table[example, index] = rows
         return Rows(table, self.uncancelled_norm())
-
-    def compact(self, buffers: RowBuffers | None) -> Lookups:
-        """The term itself."""
-        return self
 
     @staticmethod
     def merge(terms: Sequence[Lookups]) -> Lookups:

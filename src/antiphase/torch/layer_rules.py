@@ -55,10 +55,21 @@ def scaled_dot_product_attention(
 
 def _known_batch_dim(roles: TensorRoles, x: Tensor, parameter: Tensor) -> BatchDim:
     """The batch dimension of data that meets a parameter; refused if it is unknown."""
-    batch_dim = roles.batch_dim(x)
+    batch_dim = roles.data.get(x)
     if batch_dim is None:
         raise roles.shape_refusal(parameter, x)
     return batch_dim
+
+
+def _by_token(tensor: Tensor, dim: int, batch_size: int, features: int = 1) -> Tensor:
+    """The tensor as (n, tokens, features), with examples along ``dim``.
+
+    The last ``features`` dimensions are those of the features.
+    """
+    moved = tensor.movedim(dim, 0)
+    split = moved.ndim - features
+    tokens = moved.shape[:split].numel() // max(batch_size, 1)
+    return moved.reshape(batch_size, tokens, moved.shape[split:].numel())
 
 
 def _are_parameters(roles: TensorRoles, *tensors: Any) -> list[bool]:
@@ -68,30 +79,19 @@ def _are_parameters(roles: TensorRoles, *tensors: Any) -> list[bool]:
 # Products with a matrix
 
 
-def _tokens(roles: TensorRoles, x: Tensor, parameter: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function that brings ``x``, and results like it, into the shape (n, tokens, features)."""
+def _affine(roles: TensorRoles, x: Tensor, weight: Tensor, bias: Any, inputs_first: bool) -> Use:
+    """``x·W + b``; the weight has the shape (d, p) if ``inputs_first``, else (p, d)."""
+    trains_weight, trains_bias = _are_parameters(roles, weight, bias)
+    parameter = weight if trains_weight else bias
     dim, batch_size = _known_batch_dim(roles, x, parameter).dim, roles.batch_size
     if dim == x.ndim - 1:
         raise roles.shape_refusal(parameter, x)
 
-    def by_token(tensor: Tensor) -> Tensor:
-        moved = tensor.movedim(dim, 0)
-        tokens = moved.shape[:-1].numel() // batch_size if batch_size else 0
-        return moved.reshape(batch_size, tokens, moved.shape[-1])
-
-    return by_token
-
-
-def _affine(roles: TensorRoles, x: Tensor, weight: Tensor, bias: Any, inputs_first: bool) -> Use:
-    """``x·W + b``; the weight has the shape (d, p) if ``inputs_first``, else (p, d)."""
-    trains_weight, trains_bias = _are_parameters(roles, weight, bias)
-    by_token = _tokens(roles, x, weight if trains_weight else bias)
-
     def terms(gradient: Tensor, *saved: Tensor) -> list[ParameterTerm]:
-        g = by_token(gradient)
+        g = _by_token(gradient, dim, batch_size)
         if not trains_weight:
             return [ParameterTerm(bias, token_sums(g))]
-        products = Products(g, by_token(saved[0]))
+        products = Products(g, _by_token(saved[0], dim, batch_size))
         found = [ParameterTerm(weight, products.transposed() if inputs_first else products)]
         if trains_bias:
             bias_rows = token_sums(g) if inputs_first else products.bias_rows()
@@ -136,7 +136,7 @@ def _elementwise(kind: str) -> Any:
         x, p, sign = first, second, -1 if kind == "sub" else 1
         if isinstance(first, Tensor) and roles.is_parameter(first):
             x, p, sign = second, first, 1
-        batch_dim = roles.batch_dim(x) if isinstance(x, Tensor) else None
+        batch_dim = roles.data.get(x) if isinstance(x, Tensor) else None
         if args or kwargs or batch_dim is None or p in roles.data or not roles.is_parameter(p):
             return None
         ndim, batch_size, rows_each = max(x.ndim, p.ndim), roles.batch_size, batch_dim.rows
@@ -178,7 +178,7 @@ def _in_place(kind: str) -> Any:
 
 def _cat(roles: TensorRoles, tensors: Any, dim: int = 0) -> Use | None:
     """Parameters beside data, with a row for every example each."""
-    batch_dims = {roles.batch_dim(t) for t in tensors if t in roles.data}
+    batch_dims = {roles.data.get(t) for t in tensors if t in roles.data}
     ndim, batch_size = tensors[0].ndim, roles.batch_size
     if batch_dims != {BatchDim()} or dim % ndim == 0 or any(t.ndim != ndim for t in tensors):
         return None
@@ -214,12 +214,11 @@ def _embedding(
     if input not in roles.data:
         return None
     dim, batch_size = _known_batch_dim(roles, input, weight).dim, roles.batch_size
-    padding, width = padding_index(weight, (), {"padding_idx": padding_idx}), weight.shape[1]
+    padding = padding_index(weight, (), {"padding_idx": padding_idx})
 
     def terms(gradient: Tensor, ids: Tensor) -> list[ParameterTerm]:
-        tokens = ids.numel() // batch_size if batch_size else 0
-        indices = ids.movedim(dim, 0).reshape(batch_size, tokens)
-        g = gradient.movedim(dim, 0).reshape(batch_size, tokens, width)
+        indices = _by_token(ids, dim, batch_size, features=0)[:, :, 0]
+        g = _by_token(gradient, dim, batch_size)
         if padding is not None:
             g = torch.where((indices == padding)[..., None], 0.0, g)
         return [ParameterTerm(weight, Lookups(indices, g))]
@@ -238,18 +237,20 @@ def _affine_normalization(
     normalize: Callable[[Tensor], Tensor],
     channels_first: bool = False,
 ) -> Use:
-    """``weight·x̂ + bias``, where ``normalize(x)`` returns x̂."""
+    """``weight·x̂ + bias``, where ``normalize(x)`` returns x̂.
+
+    The last dimensions are those of the weight, or the second one is if ``channels_first``.
+    """
     trains_weight, trains_bias = _are_parameters(roles, weight, bias)
     parameter = weight if trains_weight else bias
     dim = _known_batch_dim(roles, x, parameter).dim
     if channels_first and dim != 0:
         raise roles.shape_refusal(parameter, x)
-    batch_size, width = roles.batch_size, parameter.numel()
+    batch_size, features = roles.batch_size, parameter.ndim
 
     def by_token(tensor: Tensor) -> Tensor:
-        moved = tensor.movedim(1, -1) if channels_first else tensor.movedim(dim, 0)
-        tokens = moved.numel() // (batch_size * width) if batch_size else 0
-        return at_least_float32(moved).reshape(batch_size, tokens, width)
+        tensor = tensor.movedim(1, -1) if channels_first else tensor
+        return at_least_float32(_by_token(tensor, dim, batch_size, features))
 
     def terms(gradient: Tensor, *saved: Tensor) -> list[ParameterTerm]:
         g, found = by_token(gradient), []

@@ -25,7 +25,7 @@ from antiphase.errors import PerExampleGradientError
 from antiphase.torch.batched_products import RowBuffers
 from antiphase.torch.derived_parameters import ParameterTerm, terms_of_leaves
 from antiphase.torch.function_calls import function_name, tensors_in, writes_in_place
-from antiphase.torch.gradient_terms import Term
+from antiphase.torch.gradient_terms import Products, Term
 from antiphase.torch.layer_rules import rule_of, scaled_dot_product_attention
 from antiphase.torch.tensor_roles import TensorRoles
 from antiphase.torch.vjp_rule import refuse_random_numbers, vjp_rule
@@ -243,8 +243,9 @@ class Recorder(TorchFunctionMode):
             )
         self._collected = forward_pass
         for parameter_term in parameter_terms:
-            for name, leaf_term in terms_of_leaves(self.roles, *parameter_term):
-                term = leaf_term.compact(self.buffers)
+            for name, term in terms_of_leaves(self.roles, *parameter_term):
+                if isinstance(term, Products) and term.is_formed_cheaply:
+                    term = term.to_rows(buffers=self.buffers)
                 self.terms.setdefault(name, []).append(term)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from antiphase.torch.batching_rules import result_batch_dim
 from antiphase.torch.function_calls import padding_index, tensors_in, writes_in_place
 
 Tensor = torch.Tensor
+Value = TypeVar("Value")
 _TRANSPOSES = frozenset(("t", "T", "mT", "transpose", "permute", "swapaxes", "adjoint", "H", "mH"))
 _EXPANSIONS = frozenset(("expand", "repeat", "broadcast_to", "tile", "expand_as"))
 _IN_PLACE_RESHAPES = frozenset(
@@ -27,22 +28,22 @@ _IN_PLACE_RESHAPES = frozenset(
 )
 
 
-class TensorMap:
+class TensorMap(Generic[Value]):
     """Values by tensor (by identity, not by its numbers), for as long as the tensor lives."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[Any, Any]] = {}
+        self._entries: dict[int, tuple[Any, Value]] = {}
 
     def __contains__(self, tensor: Tensor) -> bool:
         entry = self._entries.get(id(tensor))
         return entry is not None and entry[0]() is tensor
 
-    def get(self, tensor: Tensor) -> Any:
+    def get(self, tensor: Tensor) -> Value | None:
         """The value of the tensor; None if it has none."""
         entry = self._entries.get(id(tensor))
         return entry[1] if entry is not None and entry[0]() is tensor else None
 
-    def __setitem__(self, tensor: Tensor, value: Any) -> None:
+    def __setitem__(self, tensor: Tensor, value: Value) -> None:
         key = id(tensor)
         entry = self._entries.get(key)
         if entry is not None and entry[0]() is tensor:
@@ -70,6 +71,7 @@ class TensorRoles:
     Attributes:
         batch_size: number of examples of the forward pass.
         data: the batch dimension of each data tensor; None where it is unknown.
+        derived: how each derived parameter depends on parameters.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -80,7 +82,8 @@ class TensorRoles:
 
     def forget(self) -> None:
         """Keep nothing of the data."""
-        self.data, self._derived = TensorMap(), TensorMap()
+        self.data = TensorMap[BatchDim | None]()
+        self.derived = TensorMap[Derived]()
 
     def begin(self, inputs: Any, batch_dim: int) -> None:
         """Begin a forward pass: these inputs are data, with examples along ``batch_dim``."""
@@ -90,13 +93,12 @@ class TensorRoles:
                 "the model was called without a tensor: its examples cannot be told apart"
             )
         first = tensors[0]
-        is_sequence = first.ndim > 2 or batch_dim == 0
-        self.batch_size = first.shape[batch_dim if is_sequence else first.ndim - 1]
+        self.batch_size = first.shape[min(batch_dim, first.ndim - 1)]
         self._names = {}
         self._read_names()
         for tensor in tensors:
             if not self.is_parameter(tensor):  # the model's own
-                dim = BatchDim(batch_dim if tensor.ndim > batch_dim else 0)
+                dim = BatchDim(min(batch_dim, tensor.ndim - 1))
                 self.data[tensor] = dim if can_have(dim, tensor, self.batch_size) else None
 
     # Parameters
@@ -117,19 +119,14 @@ class TensorRoles:
         """Whether this is a trainable parameter or a derived one."""
         if not isinstance(tensor, Tensor) or not tensor.requires_grad:
             return False
-        return tensor in self._derived or self.name_of(tensor) is not None
-
-    def derivation(self, tensor: Tensor) -> Derived | None:
-        """How a derived parameter depends on parameters; None for other tensors."""
-        derived: Derived | None = self._derived.get(tensor)
-        return derived
+        return tensor in self.derived or self.name_of(tensor) is not None
 
     def leaves(self, tensor: Tensor) -> dict[str, Tensor]:
         """The parameters, by name, that a (derived) parameter depends on."""
         name = self.name_of(tensor)
         if name is not None:
             return {name: tensor}
-        derived, leaves = self.derivation(tensor), dict[str, Tensor]()
+        derived, leaves = self.derived.get(tensor), dict[str, Tensor]()
         for parent in () if derived is None else derived.parents:
             leaves.update(self.leaves(parent))
         return leaves
@@ -141,30 +138,25 @@ class TensorRoles:
         if writes_in_place(name):
             written: Tensor = args[0]
             if written.requires_grad and self.name_of(written) is None:
-                before = self.derivation(written)
+                before = self.derived.get(written)
                 others = [p for p in parameters if p is not written]
                 parents = (*others, *(before.parents if before else ()))
-                self._derived[written] = Derived("graph", parents)
+                self.derived[written] = Derived("graph", parents)
             return
         derived = _derived_by(name, args, kwargs, parameters, out)
         for tensor in tensors_in(out):
             # Functions such as `to` and `contiguous` may return their argument.
             is_argument = any(tensor is p for p in parameters)
             if tensor.requires_grad and not is_argument and self.name_of(tensor) is None:
-                self._derived[tensor] = derived
+                self.derived[tensor] = derived
 
     # Data
-
-    def batch_dim(self, tensor: Tensor) -> BatchDim | None:
-        """The dimension of the examples; None if it is unknown, or the tensor is no data."""
-        batch_dim: BatchDim | None = self.data.get(tensor)
-        return batch_dim
 
     def result_batch_dims(
         self, name: str, args: Any, kwargs: Any, sources: list[Tensor], out: Tensor
     ) -> set[BatchDim]:
         """The batch dimensions that ``out`` has according to each argument that is data."""
-        known = [(source, self.batch_dim(source)) for source in sources]
+        known = [(source, self.data.get(source)) for source in sources]
         calls = [
             Call(args, kwargs, source, batch_dim, out, self.batch_size)
             for source, batch_dim in known

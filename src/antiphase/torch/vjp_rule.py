@@ -71,7 +71,7 @@ def vjp_rule(
         out: the result; its examples must come first, as those of the data.
     """
     name, batch_size = function_name(func), roles.batch_size
-    batch_dims = [roles.batch_dim(source) for source in sources]
+    batch_dims = [roles.data.get(source) for source in sources]
     is_batched = isinstance(out, Tensor) and out.ndim and not (batch_size and len(out) % batch_size)
     if not is_batched or any(dim is None or dim.dim != 0 for dim in batch_dims):
         why = f"used by {name} with data whose examples do not come first"
@@ -86,7 +86,8 @@ def vjp_rule(
     tensors = [(i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     data = [i for i, t in tensors if t in roles.data]
     call = _Call(func, leaves, tree, data, [i for i, t in tensors if roles.is_parameter(t)])
-    rows_of_data = [roles.data.get(leaves[i]).rows for i in data]
+    known = [roles.data.get(leaves[i]) for i in data]
+    rows_of_data = [dim.rows for dim in known if dim is not None]
     split = _split_parameters(call, rows_of_data, out, batch_size)
     if split is None:
         raise roles.refusal(parameters, f"used by {name} in a way that mixes the examples")
