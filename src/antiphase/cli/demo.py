@@ -41,7 +41,7 @@ def demo(
         output.print_table(table)
         spread = f"mean ± standard error of {trials} seeds" if trials > 1 else "one seed"
         output.print_note(f"Accuracy on test data in percent, {spread}.")
-        print(f"\n{result.statement}\n")
+        print(f"\n{result.statement or ''}\n")
         output.print_files(paths)
     if result.stopped:
         errors.interrupted("by Ctrl-C; these are the results so far")
