@@ -121,12 +121,12 @@ def test_hover_shows_values(opened, shown):
     assert inside["x"] + inside["width"] <= 1280
     p.mouse.move(5, 5)
     assert tip.is_hidden()
-    accuracy = p.locator("#chart-4 svg.wide")
+    accuracy = p.locator("#chart-3 svg.wide")
     accuracy.hover()
-    assert "±" in p.locator("#chart-4 .tip").inner_text()
-    heat = p.locator("#chart-7 svg.map").first
+    assert "±" in p.locator("#chart-3 .tip").inner_text()
+    heat = p.locator("#chart-6 svg.map").first
     heat.hover()
-    assert re.search(r"i = \d+–\d+, j = \d+–\d+", p.locator("#chart-7 .tip").inner_text())
+    assert re.search(r"i = \d+–\d+, j = \d+–\d+", p.locator("#chart-6 .tip").inner_text())
 
 
 def test_keys_and_labels(opened, shown):
@@ -157,9 +157,9 @@ def test_keys_and_labels(opened, shown):
     assert "DP-SGD" not in p.locator("#chart-1 .tip").inner_text()
     label.click()
     assert curve.is_visible()
-    p.locator("#chart-7 .plot").first.focus()
+    p.locator("#chart-6 .plot").first.focus()
     p.keyboard.press("ArrowDown")
-    assert p.locator("#chart-7 [aria-live]").inner_text().startswith("i = 3–4, j = 1–2: ")
+    assert p.locator("#chart-6 [aria-live]").inner_text().startswith("i = 3–4, j = 1–2: ")
 
 
 def test_everything_is_reached_by_tab_from_the_skip_link_on(opened):

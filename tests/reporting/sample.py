@@ -9,7 +9,7 @@ from antiphase.reporting import charts
 from antiphase.reporting.page import Block, Column, Grid, Page
 
 STEPS, EPOCHS = 256, 4
-KINDS = ("noise", "spectrum", "error", "accuracy", "training", "seconds", "matrices", "rates")
+KINDS = ("noise", "spectrum", "accuracy", "training", "seconds", "matrices", "rates")
 NAMES = {"DP-SGD": "dp-sgd", "DP-MF": "dp-mf", "DP-MF⁺, τ = T": "dp-mf+", "damped": "damped"}
 
 
@@ -82,25 +82,11 @@ def made_up_rates():
     )  # fmt: skip
 
 
-def error_points():
-    """Measured: the error of designs for one epoch over the certified optimum."""
-    points = []
-    for steps in (16, 32, 64, 128, 256):
-        best = ap.design("dp-mf", steps=steps, buffers="exact").lower_bound
-        for label, name in NAMES.items():
-            if name != "damped":
-                f = ap.design(name, steps=steps)
-                error = f.error_under(ap.objective.Average()) / best
-                points.append({"name": name, "label": label, "steps": steps, "error": error})
-    return points
-
-
 @functools.cache
 def all_charts():
     return {
         "noise": charts.noise_per_iterate(designs()),
         "spectrum": charts.noise_spectrum(designs()),
-        "error": charts.error_against_steps(error_points()),
         "accuracy": charts.accuracy_against_epsilon(
             made_up_runs(), "Accuracy against privacy (made-up fixture)"
         ),

@@ -132,7 +132,7 @@ def test_every_chart_says_itself_in_words():
 def test_curves_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="y of 'a' has shape"):
         charts.Series("dp-mf", "a", [1, 2], [1, 2, 3])
-    with pytest.raises(ValueError, match="x of 'a' goes back"):
+    with pytest.raises(ValueError, match="x of 'a' must be ascending"):
         charts.Series("dp-mf", "a", [2, 1], [1, 2])
-    with pytest.raises(ValueError, match="heat map is of a finite matrix"):
+    with pytest.raises(ValueError, match="a heat map needs a finite matrix"):
         charts.HeatMaps("t", {"a": [[1.0, math.nan]]}, "x", "y")

@@ -81,7 +81,7 @@ def test_the_answer_comes_first_and_headings_are_in_order(rendered):
 
 def test_charts_have_words_for_those_who_hear_them(rendered):
     pictures = [a for t, a in Outline(rendered).tags if a.get("role") == "img"]
-    assert len(pictures) == 2 * 7 + 3
+    assert len(pictures) == 2 * 6 + 3
     assert all(len(a["aria-label"]) > 30 for a in pictures)
 
 

@@ -59,7 +59,7 @@ def test_a_heat_map_is_a_png_whose_opacity_is_the_size():
     from PIL import Image
 
     matrix = np.tril(np.ones((3, 3))) - 2 * np.eye(3)
-    pixels = np.asarray(Image.open(io.BytesIO(svg.png(svg._painted(matrix)))))
+    pixels = np.asarray(Image.open(io.BytesIO(svg.png(matrix))))
     assert pixels.shape == (3, 3, 4)
     assert pixels[0, 1, 3] == 0  # zero: the ground shows
     assert tuple(pixels[1, 0]) == (0xD5, 0x5E, 0x00, 255)

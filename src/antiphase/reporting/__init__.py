@@ -1,4 +1,4 @@
-"""Charts as data (`charts`), drawn by Matplotlib (`figures`) and in one HTML file (`page`).
+"""Charts as data, figures drawn by Matplotlib, and HTML pages.
 
-Nothing here is imported by the rest of the library.
+Nothing in the rest of the library depends on this package, except the demo and the command line.
 """

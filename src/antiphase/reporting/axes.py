@@ -1,4 +1,4 @@
-"""Where values lie on an axis, and which of them are marked. Both drawings use it, and so agree."""
+"""Axes: scales, ticks, number formats and places of labels, shared by both drawings."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ import numpy as np
 from antiphase._util.checks import Array
 from antiphase.reporting.charts import Lines, Series
 
-FEW = 24  # points of a curve that can be told apart
+MAX_MARKED_POINTS = 24  # of a curve; more could not be told apart
 
 
 @dataclass(frozen=True)
 class Axis:
-    """From ``low`` to ``high``, with ``low < high``, and both positive where logarithmic."""
+    """Range of an axis.
+
+    Attributes:
+        low: lower end.
+        high: upper end, above ``low``.
+        log: whether the axis is logarithmic; its ends are then positive.
+    """
 
     low: float
     high: float
     log: bool = False
 
     def place(self, values: Any) -> Array:
-        """Where values are, from 0 at ``low`` to 1 at ``high``; NaN for what has no place."""
+        """Return positions of values, from 0 at ``low`` to 1 at ``high``; NaN if undefined."""
         values = np.asarray(values, dtype=np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
             inside = np.where(np.isfinite(values) & ((values > 0) | (not self.log)), values, np.nan)
@@ -34,8 +40,8 @@ class Axis:
     def _scaled(self, values: Any) -> Any:
         return np.log10(values) if self.log else values
 
-    def ticks(self, most: int = 7) -> list[float]:
-        """Round values within the axis, at most ``most`` of them where that leaves two.
+    def ticks(self, max_ticks: int = 7) -> list[float]:
+        """Return round values within the axis, at most ``max_ticks``.
 
         >>> Axis(0, 256).ticks(), Axis(1, 40, log=True).ticks()
         ([0.0, 50.0, 100.0, 150.0, 200.0, 250.0], [1.0, 2.0, 5.0, 10.0, 20.0])
@@ -46,17 +52,17 @@ class Axis:
                 for t, place in zip(candidate, self.place(candidate), strict=True)
                 if -1e-9 <= place <= 1 + 1e-9
             ]
-            if len(inside) <= most:
+            if len(inside) <= max_ticks:
                 return inside
         return []
 
 
 def _linear_ticks(low: float, high: float) -> Iterator[list[float]]:
-    """Ever coarser sets of multiples of 1, 2 and 5."""
+    """Yield coarser and coarser multiples of 1, 2 and 5 times a power of ten."""
     power = math.floor(math.log10(high - low)) - 1
     while True:
         for step in (1, 2, 5):
-            unit = 10.0 ** abs(power)  # multiplied or divided by, whichever is exact: 0.3 is 3 / 10
+            unit = 10.0 ** abs(power)  # 0.3 is 3 / 10, not 3 · 0.1
             multiples = range(
                 math.floor(low / (step * 10.0**power)), math.ceil(high / (step * 10.0**power)) + 1
             )
@@ -65,7 +71,7 @@ def _linear_ticks(low: float, high: float) -> Iterator[list[float]]:
 
 
 def _log_ticks(low: float, high: float) -> Iterator[list[float]]:
-    """Ever coarser sets of decades, with 2 and 5 between them where there is room; multiples where there is none."""
+    """Yield coarser and coarser decades, with 2 and 5 or 3 between them; linear if too few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     sets = [
         [m * 10.0**k for k in range(first, last + 1) for m in marks]
@@ -81,7 +87,7 @@ def _log_ticks(low: float, high: float) -> Iterator[list[float]]:
 
 
 def tick_label(value: float) -> str:
-    """Short, and exact.
+    """Format a value of a tick, without rounding.
 
     >>> [tick_label(v) for v in (0, 0.25, 1500, 32768, 1e6, 2e-7)]
     ['0', '0.25', '1,500', '32,768', '10⁶', '2×10⁻⁷']
@@ -93,7 +99,7 @@ def tick_label(value: float) -> str:
 
 
 def typeset(number: str) -> str:
-    """A number as a page prints it: with a true minus, and powers of ten.
+    """Typeset a formatted number, with a minus sign and powers of ten.
 
     >>> typeset("-1.5"), typeset("2e-10"), typeset("1e+06")
     ('−1.5', '2×10⁻¹⁰', '10⁶')
@@ -107,24 +113,31 @@ def typeset(number: str) -> str:
 
 
 def axes_of(chart: Lines) -> tuple[Axis, Axis]:
-    """The x and the y axis that show all of a chart's values, with error bars."""
-    few = all(len(s.x) <= FEW for s in chart.series)
+    """Return the x and the y axis that show all values and error bars of a chart."""
+    few = all(len(s.x) <= MAX_MARKED_POINTS for s in chart.series)
     xs = [s.x for s in chart.series]
     ys = [part for s in chart.series for part in _extent(s)]
     return _fitted(xs, chart.log_x, 0.03 if few else 0.0), _fitted(ys, chart.log_y, 0.05)
 
 
-def x_ticks(chart: Lines, axis: Axis, most: int = 7) -> list[float]:
-    """The x of the points themselves, where they are few and have room; round values otherwise."""
+def x_ticks(chart: Lines, axis: Axis, max_ticks: int = 7) -> list[float]:
+    """Return the positions of the points if they are few and far apart; else round values."""
     xs = np.unique(np.concatenate([s.x for s in chart.series])) if chart.series else np.array([])
-    if 2 <= len(xs) <= most and np.diff(axis.place(xs)).min() > 0.6 / most:
+    if 2 <= len(xs) <= max_ticks and np.diff(axis.place(xs)).min() > 0.6 / max_ticks:
         return [float(x) for x in xs]
-    return axis.ticks(most)
+    return axis.ticks(max_ticks)
 
 
 def marked(series: Series) -> bool:
-    """Whether its points are few enough to be marked, each with its own error bar."""
-    return series.points and len(series.x) <= FEW
+    """Whether the points of a curve are few enough to be marked, each with its error bar."""
+    return series.points and len(series.x) <= MAX_MARKED_POINTS
+
+
+def last_height(series: Series, axis: Axis) -> float | None:
+    """Height of the last point of a curve, from 0 to 1; None if no point has one."""
+    heights = axis.place(series.y)
+    heights = heights[np.isfinite(heights)]
+    return float(heights[-1]) if len(heights) else None
 
 
 def _extent(series: Series) -> list[Array]:
@@ -134,46 +147,39 @@ def _extent(series: Series) -> list[Array]:
 
 
 def _fitted(parts: list[Array], log: bool, margin: float) -> Axis:
-    values = np.concatenate([np.asarray(p) for p in parts]) if parts else np.array([])
+    values = np.concatenate(parts) if parts else np.array([])
     values = values[np.isfinite(values) & ((values > 0) | (not log))]
     if not len(values):
         return Axis(1.0, 10.0, log)
     low, high = float(values.min()), float(values.max())
     if log:
-        wide = margin * math.log10(high / low)
-        low, high = (
-            (low * 10**-wide, high * 10**wide) if high / low > 1.0001 else (low / 2, high * 2)
-        )
-    else:
-        wide = margin * (high - low)
-        below = low - wide
-        low, high = (
-            (0.0 if below < 0 <= low else below, high + wide)
-            if high > low
-            else (low - 0.5, high + 0.5)
-        )
-    return Axis(low, high, log)
+        if high / low <= 1.0001:
+            return Axis(low / 2, high * 2, log)
+        ratio = 10 ** (margin * math.log10(high / low))
+        return Axis(low / ratio, high * ratio, log)
+    if high <= low:
+        return Axis(low - 0.5, high + 0.5)
+    space = margin * (high - low)
+    return Axis(0.0 if low - space < 0 <= low else low - space, high + space)
 
 
 def spread(heights: list[float], apart: float) -> list[float]:
-    """Places for labels as near their ``heights`` (0 … 1) as can be, in the same order, ``apart`` from one another.
+    """Return places for labels near the given heights (0 … 1), in the same order, ``apart``.
 
     >>> spread([0.5, 0.5, 0.9], 0.1)
     [0.45, 0.55, 0.9]
     """
     order = sorted(range(len(heights)), key=lambda i: heights[i])
-    blocks: list[
-        tuple[float, int]
-    ] = []  # (mean of height − rank·apart, members): labels that touch move together
+    # Labels that touch move together: (mean of height − rank·apart, number of labels).
+    blocks: list[tuple[float, int]] = []
     for rank, i in enumerate(order):
         blocks.append((heights[i] - rank * apart, 1))
         while len(blocks) > 1 and blocks[-1][0] < blocks[-2][0]:
             (a, n), (b, m) = blocks.pop(), blocks.pop()
             blocks.append(((a * n + b * m) / (n + m), n + m))
-    bases = [base for base, members in blocks for _ in range(members)]
-    room = max(1 - (len(heights) - 1) * apart, 0.0)
-    places = {
-        i: min(max(base, 0.0), room) + rank * apart
-        for rank, (i, base) in enumerate(zip(order, bases, strict=True))
-    }
-    return [round(places[i], 6) for i in range(len(heights))]
+    offsets = [offset for offset, count in blocks for _ in range(count)]
+    top = max(1 - (len(heights) - 1) * apart, 0.0)
+    places = [0.0] * len(heights)
+    for rank, (i, offset) in enumerate(zip(order, offsets, strict=True)):
+        places[i] = round(min(max(offset, 0.0), top) + rank * apart, 6)
+    return places

@@ -1,12 +1,14 @@
-"""What a chart shows, as values: no drawing here. `report.figures` and `report.page` draw the same charts.
+"""Charts as data: curves and heat maps, and the builders that make them from results.
 
-Every builder says its units in the axis labels. Noise is a standard deviation per coordinate, at noise multiplier 1 and
-clip norm 1, so that all mechanisms in a chart are equally private.
+Nothing is drawn here: `figures` draws charts by Matplotlib, `page` in HTML. Axis labels state the
+units. Noise is a standard deviation per coordinate at noise multiplier 1 and clip norm 1, so that
+all mechanisms in a chart are equally private.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +19,24 @@ from antiphase._util.checks import Array
 from antiphase.errors import TooLargeError
 from antiphase.factorizations.base import Factorization
 
-MAX_STEPS = 4096  # of a spectrum or a heat map, which need the T × T matrix
-NON_PRIVATE = "non-private"  # the name of what is trained without noise
+MAX_STEPS = 4096  # of spectra and heat maps, which need the T × T matrix
+NON_PRIVATE = "non-private"  # name of training without noise, among names of mechanisms
 
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """One curve. ``name`` is the mechanism's, and gives the colour; ``error`` is half the length of the error bars.
+    """One curve.
 
-    Points that are not finite are gaps in the curve. Without ``line`` there are only marks with their error bars, or,
-    without ``points`` too, the band of the errors: these belong to another curve, and have no label of their own.
+    Attributes:
+        name: name of the mechanism, which determines the colour.
+        label: label of the curve.
+        x: positions, in ascending order.
+        y: values; those that are not finite are gaps in the curve.
+        error: half the length of the error bars.
+        dashed: whether the line is dashed.
+        line: whether points are joined. If not, they belong to another curve and have no label.
+        points: whether points are marked, if they are few. Without line and points, only the band
+            of the errors is drawn.
     """
 
     name: str
@@ -45,17 +55,18 @@ class Series:
                 array = np.array(value, dtype=np.float64)
                 if array.ndim != 1 or array.shape != np.shape(self.x):
                     raise ValueError(
-                        f"{field} of {self.label!r} has shape {array.shape}; x has {np.shape(self.x)}"
+                        f"{field} of {self.label!r} has shape {array.shape}; x has "
+                        f"{np.shape(self.x)}"
                     )
                 array.setflags(write=False)
                 object.__setattr__(self, field, array)
         if (np.diff(self.x) < 0).any():
-            raise ValueError(f"x of {self.label!r} goes back: sort the points of a curve by x")
+            raise ValueError(f"x of {self.label!r} must be ascending: sort the points by x")
 
 
 @dataclass(frozen=True)
 class Region:
-    """A stretch of the x axis of which a word is to be said."""
+    """A labelled interval of the x axis."""
 
     low: float
     high: float
@@ -64,7 +75,19 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Curves over one pair of axes. ``alt`` is what a screen reader says; empty, it is made from the values."""
+    """Curves over one pair of axes.
+
+    Attributes:
+        title: title of the chart.
+        x_label: label of the x axis, with its unit.
+        y_label: label of the y axis, with its unit.
+        series: the curves.
+        log_x: whether the x axis is logarithmic.
+        log_y: whether the y axis is logarithmic.
+        alt: description for screen readers; by default composed from the values.
+        note: note below the chart.
+        regions: labelled intervals of the x axis.
+    """
 
     title: str
     x_label: str
@@ -79,12 +102,21 @@ class Lines:
     def __post_init__(self) -> None:
         object.__setattr__(self, "series", tuple(self.series))
         object.__setattr__(self, "regions", tuple(self.regions))
-        object.__setattr__(self, "alt", self.alt or _lines_in_words(self))
+        object.__setattr__(self, "alt", self.alt or _describe_lines(self))
 
 
 @dataclass(frozen=True, eq=False)
 class HeatMaps:
-    """Matrices side by side, by label: above zero in one colour, below in another, zero as the ground."""
+    """Matrices side by side: one colour above zero, another below it.
+
+    Attributes:
+        title: title of the chart.
+        matrices: the matrices by label.
+        x_label: label of the columns.
+        y_label: label of the rows.
+        alt: description for screen readers; by default composed from the values.
+        note: note below the chart.
+    """
 
     title: str
     matrices: Mapping[str, Array]
@@ -100,27 +132,26 @@ class HeatMaps:
         for label, matrix in matrices.items():
             if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
                 raise ValueError(
-                    f"{label!r} has shape {matrix.shape}; a heat map is of a finite matrix"
+                    f"{label!r} has shape {matrix.shape}; a heat map needs a finite matrix"
                 )
             matrix.setflags(write=False)
         object.__setattr__(self, "matrices", matrices)
-        object.__setattr__(self, "alt", self.alt or _maps_in_words(self))
+        object.__setattr__(self, "alt", self.alt or _describe_maps(self))
 
 
 Chart = Lines | HeatMaps
 Designs = Mapping[str, tuple[str, Factorization]]  # label → (mechanism's name, design)
 
 
-# ---- builders: from designs ------------------------------------------------------------------------------------
-
-
 def noise_per_iterate(
     designs: Mapping[str, tuple[str, Factorization | Sequence[float] | Array]],
     title: str = "Noise that stays in the model, at equal privacy",
 ) -> Lines:
-    """The standard deviation of the noise inside each iterate, at noise multiplier and clip norm 1.
+    """Chart the standard deviation of the noise in each iterate.
 
-    ``designs`` maps a label to (mechanism's name, design), or to (name, standard deviations) where they are known.
+    Args:
+        designs: name of the mechanism and design by label; or name and standard deviations.
+        title: title of the chart.
     """
     series = []
     for label, (name, design) in designs.items():
@@ -136,17 +167,25 @@ def noise_per_iterate(
         "noise in the iterate (standard deviation per coordinate, in clip norms)",
         series,
         log_y=True,
-        note="At noise multiplier 1: multiply by the noise multiplier, which equal privacy makes the same for all.",
+        note="At noise multiplier 1: multiply by the noise multiplier, which is the same for all "
+        "mechanisms at equal privacy.",
     )
 
 
 def noise_spectrum(
     designs: Designs, title: str = "Where the noise goes: its power by frequency"
 ) -> Lines:
-    """The power of the noise that the steps add, by frequency: the expected periodogram of ``sens(C)·C⁻¹Z``.
+    """Chart the power of the added noise by frequency: the periodogram of ``sens(C)·C⁻¹Z``.
 
-    Its mean over all frequencies is the mean variance of a step's noise; that of DP-SGD is flat at sens².
-    Raises `TooLargeError` beyond 4,096 steps.
+    Its mean over all frequencies is the mean variance of a step's noise; for DP-SGD it is constant
+    at sens².
+
+    Args:
+        designs: name of the mechanism and design by label.
+        title: title of the chart.
+
+    Raises:
+        TooLargeError: a design has more than 4,096 steps.
     """
     return Lines(
         title,
@@ -154,111 +193,101 @@ def noise_spectrum(
         "power of the added noise (variance per coordinate, in squared clip norms)",
         [Series(name, label, *spectrum(f)) for label, (name, f) in designs.items()],
         log_y=True,
-        note="Slow noise, on the left, adds up in the model; fast noise, on the right, cancels itself.",
+        note="Slow noise, on the left, adds up in the model; fast noise, on the right, cancels.",
     )
 
 
 def spectrum(f: Factorization) -> tuple[Array, Array]:
-    """``(frequencies, power)``: ``sens(C)²/T · Σ_j |Σ_i C⁻¹_ij e^(−2πi·f·i)|²`` for f = 0, 1/T, … up to 0.5."""
-    _refuse_if_too_long(f)
+    """Return frequencies and the power of the noise at each.
+
+    The power is ``sens(C)²/T · Σ_j |Σ_i C⁻¹_ij e^(−2πi·f·i)|²`` for f = 0, 1/T, … up to 0.5.
+    """
+    _require_few_steps(f)
     noising = f.noising()
     power = np.zeros(f.steps // 2 + 1)
-    for start in range(0, f.steps, 256):  # in blocks of columns, so that the transforms stay small
+    for start in range(0, f.steps, 256):  # in blocks, to bound the memory
         power += (np.abs(np.fft.rfft(noising[:, start : start + 256], axis=0)) ** 2).sum(axis=1)
     return np.arange(len(power)) / f.steps, f.sensitivity**2 / f.steps * power
 
 
 def encoder_and_decoder(f: Factorization, title: str = "") -> HeatMaps:
-    """The matrices of a design: ``C``, ``C⁻¹`` and ``B``, with ``A = B C``. `TooLargeError` beyond 4,096 steps."""
-    _refuse_if_too_long(f)
+    """Chart the matrices ``C``, ``C⁻¹`` and ``B`` of a design, with ``A = B C``.
+
+    Raises:
+        TooLargeError: the design has more than 4,096 steps.
+    """
+    _require_few_steps(f)
     return HeatMaps(
         title or f"The matrices of {f.name}, {f.steps} steps",
         {
             "C, the encoder": f.encoder(),
-            "C⁻¹, what step i adds": f.noising(),
-            "B, what iterate i keeps": f.decoder(),
+            "C⁻¹, added in step i": f.noising(),
+            "B, kept in iterate i": f.decoder(),
         },
         "noise of step j",
         "step i",
-        note="Orange is above zero, blue below; colour grows with the square root of the size, so small values show.",
+        note="Orange is above zero, blue below; the intensity is the square root of the magnitude, "
+        "so that small values are visible.",
     )
 
 
-def _refuse_if_too_long(f: Factorization) -> None:
+def _require_few_steps(f: Factorization) -> None:
     if f.steps > MAX_STEPS:
         raise TooLargeError(
-            f"steps = {f.steps}: spectra and heat maps are drawn up to {MAX_STEPS} steps; leave it out"
+            f"steps = {f.steps}: spectra and heat maps are for at most {MAX_STEPS} steps; omit it"
         )
-
-
-# ---- builders: from results --------------------------------------------------------------------------------------
-
-
-def error_against_steps(
-    points: Iterable[Mapping[str, Any]],
-    title: str = "How the noise grows with the number of steps",
-    y_label: str = "squared noise over the certified optimum (ratio)",
-) -> Lines:
-    """One point each: ``{"name", "label", "steps", "error"}``; points of one label make a curve."""
-    groups = _grouped(points, "steps", "error")
-    return Lines(
-        title, "steps", y_label, [_averaged(*group) for group in groups], log_x=True, log_y=True
-    )
 
 
 def accuracy_against_epsilon(
     results: Iterable[Mapping[str, Any]], title: str = "Accuracy against privacy"
 ) -> Lines:
-    """One run each: ``{"name", "label", "epsilon", "accuracy"}``, with accuracies in 0 … 1.
+    """Chart accuracy against ε.
 
-    Runs of one label and ε are averaged, with the standard error of the mean as error bars (none for a single run).
-    Runs without noise have ``epsilon`` None or infinite, and are a dashed level line.
+    Runs of one label and ε are averaged; error bars are the standard error of the mean.
+
+    Args:
+        results: ``{"name", "label", "epsilon", "accuracy"}`` of each run, accuracies in 0 … 1.
+            Runs without noise have ``epsilon`` None or infinite, and give a dashed level line.
+        title: title of the chart.
     """
-    results = list(results)
-    private = [r for r in results if r["epsilon"] is not None and math.isfinite(r["epsilon"])]
-    series = [_averaged(*group, scale=100.0) for group in _grouped(private, "epsilon", "accuracy")]
-    ends = sorted({float(r["epsilon"]) for r in private}) or [1.0]
-    for name, label, runs in _grouped([r for r in results if r not in private], None, "accuracy"):
-        level = _averaged(name, label, runs, scale=100.0)
-        # A level has no ε of its own: it spans the others, and its error bars would only repeat.
-        series.append(
-            Series(name, label, np.array(ends), np.full(len(ends), level.y[0]), dashed=True)
-        )
-    seeds = max(
-        (
-            len(runs)
-            for _, _, group in _grouped(private, "epsilon", "accuracy")
-            for runs in group.values()
-        ),
-        default=0,
-    )
+    runs = [(r["name"], r["label"], r["epsilon"], 100.0 * r["accuracy"]) for r in results]
+    private = [run for run in runs if run[2] is not None and math.isfinite(run[2])]
+    others = [(run[0], run[1], 0.0, run[3]) for run in runs if run not in private]
+    series = _mean_curves(private)
+    ends = np.array(sorted({float(epsilon) for _, _, epsilon, _ in private}) or [1.0])
+    for level in _mean_curves(others):
+        flat = np.full(len(ends), level.y[0])
+        series.append(Series(level.name, level.label, ends, flat, dashed=True))
+    seeds = max(Counter(run[1:3] for run in private).values(), default=0)
+    note = f"Means of up to {seeds} runs; bars are ± one standard error of the mean."
     return Lines(
         title,
         "privacy budget ε (smaller is more private)",
         "accuracy on test data (%)",
         series,
         log_x=True,
-        note=f"Means of up to {seeds} runs; bars are ± one standard error of the mean."
-        if seeds > 1
-        else "",
+        note=note if seeds > 1 else "",
     )
 
 
 def training_curves(
     results: Iterable[Mapping[str, Any]], title: str = "Accuracy while training"
 ) -> Lines:
-    """One run each: ``{"name", "label", "steps": […], "accuracies": […]}``, accuracies in 0 … 1; averaged as above."""
+    """Chart accuracy during training, averaged over the runs of each label.
+
+    Args:
+        results: ``{"name", "label", "steps": […], "accuracies": […]}`` of each run, accuracies in
+            0 … 1.
+        title: title of the chart.
+    """
     points = [
-        {"name": r["name"], "label": r["label"], "steps": step, "accuracy": accuracy}
+        (r["name"], r["label"], step, 100.0 * accuracy)
         for r in results
         for step, accuracy in zip(r["steps"], r["accuracies"], strict=True)
     ]
-    series = [_averaged(*group, scale=100.0) for group in _grouped(points, "steps", "accuracy")]
-    note = (
-        "Means over runs, with ± one standard error."
-        if any(s.error is not None for s in series)
-        else ""
-    )
+    series = _mean_curves(points)
+    several = any(s.error is not None for s in series)
+    note = "Means over runs, with ± one standard error." if several else ""
     return Lines(title, "step", "accuracy on test data (%)", series, note=note)
 
 
@@ -266,7 +295,12 @@ def seconds_against_steps(
     curves: Mapping[str, tuple[str, Sequence[tuple[int, float]]]],
     title: str = "Time to design, against the steps",
 ) -> Lines:
-    """``{label: (mechanism's name, [(steps, seconds), …])}``, with a dashed line that is proportional to the steps."""
+    """Chart times against steps, with a dashed line that is proportional to the steps.
+
+    Args:
+        curves: name of the mechanism and (steps, seconds) pairs, by label.
+        title: title of the chart.
+    """
     series = []
     for label, (name, points) in curves.items():
         steps, seconds = np.array(sorted(points), dtype=np.float64).T
@@ -281,8 +315,14 @@ def seconds_against_steps(
 def frontier(
     points: Mapping[str, tuple[str, float, float]], best: Sequence[str], title: str, x_label: str
 ) -> Lines:
-    """``{label: (mechanism's name, cost, noise)}``: a mark each, and a dashed line below which there is nothing, along
-    those whose labels are in ``best``. Marks without a finite cost are left out."""
+    """Chart noise against cost, with the Pareto frontier as a dashed staircase.
+
+    Args:
+        points: name of the mechanism, cost and noise, by label; infinite costs are left out.
+        best: labels on the frontier.
+        title: title of the chart.
+        x_label: label of the cost, with its unit.
+    """
     shown = {label: point for label, point in points.items() if math.isfinite(point[1])}
     series = [
         Series(name, label, np.array([x]), np.array([y])) for label, (name, x, y) in shown.items()
@@ -291,7 +331,7 @@ def frontier(
     if steps:
         xs = [x for x, _ in steps] + [max(x for _, x, _ in shown.values())]
         ys = [y for _, y in steps]
-        # A staircase: until the next one, the last one is the best there is.
+        # Between two points of the frontier, the cheaper one is the best.
         line = Series(
             "", "frontier", np.repeat(xs, 2)[1:-1], np.repeat(ys, 2), dashed=True, points=False
         )
@@ -309,80 +349,71 @@ def frontier(
 
 def roc(
     found: Array,
-    least_misses: Callable[[Array], Array],
-    promise: str,
-    title: str = "Found by an audit, and allowed",
+    min_false_negatives: Callable[[Array], Array],
+    claim: str,
+    title: str = "Attack found by an audit, and the limit of the claim",
 ) -> Lines:
-    """Hits against false alarms: ``found`` has a row for each threshold; ``least_misses`` is the promised curve."""
-    alarms = np.linspace(0, 1, 201)
+    """Chart the true against the false positive rates of an audit.
+
+    Args:
+        found: false and true positive rate, for each threshold.
+        min_false_negatives: the claimed trade-off: least false negative rates for given false
+            positive rates.
+        claim: the claim in words.
+        title: title of the chart.
+    """
+    rates = np.linspace(0, 1, 201)
+    limit = 1 - min_false_negatives(rates)
     return Lines(
         title,
-        "false alarms (share of trials without the canary)",
-        "hits (share of trials with it)",
+        "false positive rate (share of trials without the canary)",
+        "true positive rate (share of trials with it)",
         [
             Series("dp-mf+", "found", found[:, 0], found[:, 1], points=False),
-            Series("", "allowed", alarms, 1 - least_misses(alarms), dashed=True, points=False),
+            Series("", "limit", rates, limit, dashed=True, points=False),
         ],
-        note=f"Claimed: {promise}. Well above what it allows, the claim is false.",
+        note=f"Claim: {claim}. If the attack is well above the limit, the claim is false.",
     )
 
 
-Group = tuple[str, str, dict[float, list[float]]]
+def _mean_curves(points: Iterable[tuple[str, str, Any, float]]) -> list[Series]:
+    """Average points (name, label, x, y) of the same label and x, with their standard error."""
+    groups: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for name, label, x, y in points:
+        groups.setdefault((name, label), {}).setdefault(float(x), []).append(y)
+    return [_mean_curve(*names, values) for names, values in groups.items()]
 
 
-def _grouped(points: Iterable[Mapping[str, Any]], x: str | None, y: str) -> list[Group]:
-    """(name, label, {x: values}) for each label, in the order in which they first appear."""
-    groups: dict[str, Group] = {}
-    for point in points:
-        _, _, values = groups.setdefault(point["label"], (point["name"], point["label"], {}))
-        values.setdefault(float(point[x]) if x else 0.0, []).append(float(point[y]))
-    return list(groups.values())
+def _mean_curve(name: str, label: str, values: Mapping[float, Sequence[float]]) -> Series:
+    xs = np.array(sorted(values))
+    runs = [np.array(values[x]) for x in sorted(values)]
+    error = None
+    if any(len(run) > 1 for run in runs):
+        error = np.array([r.std(ddof=1) / math.sqrt(len(r)) if len(r) > 1 else 0.0 for r in runs])
+    means = np.array([run.mean() for run in runs])
+    return Series(name, label, xs, means, error)
 
 
-def _averaged(
-    name: str, label: str, values: dict[float, list[float]], scale: float = 1.0
-) -> Series:
-    """The mean at each x; and its standard error, where there is more than one value."""
-    xs = sorted(values)
-    runs = [scale * np.array(values[x]) for x in xs]
-    error = [r.std(ddof=1) / math.sqrt(len(r)) if len(r) > 1 else 0.0 for r in runs]
-    several = any(len(r) > 1 for r in runs)
-    return Series(
-        name,
-        label,
-        np.array(xs),
-        np.array([r.mean() for r in runs]),
-        np.array(error) if several else None,
-    )
-
-
-# ---- in words --------------------------------------------------------------------------------------------------
-
-
-def _lines_in_words(chart: Lines) -> str:
-    words = [f"Line chart: {chart.y_label} against {chart.x_label}."]
+def _describe_lines(chart: Lines) -> str:
+    sentences = [f"Line chart: {chart.y_label} against {chart.x_label}."]
     for s in chart.series:
-        fine = np.isfinite(s.x) & np.isfinite(s.y)
-        if fine.any():
-            x, y = s.x[fine], s.y[fine]
+        finite = np.isfinite(s.x) & np.isfinite(s.y)
+        if finite.any():
+            x, y = s.x[finite], s.y[finite]
             low, high = f"{y.min():.3g}", f"{y.max():.3g}"
-            extent = (
-                f"stays at {low}"
-                if low == high
-                else f"between {low} and {high}, at {x[-1]:g} it is {y[-1]:.3g}"
-            )
-            words.append(f"{s.label}: {extent}.")
-    words += [f"From {r.low:g} to {r.high:g}: {r.label}." for r in chart.regions]
-    return " ".join(words)
+            extent = f"between {low} and {high}, at {x[-1]:g} it is {y[-1]:.3g}"
+            sentences.append(f"{s.label}: {f'constant at {low}' if low == high else extent}.")
+    sentences += [f"From {r.low:g} to {r.high:g}: {r.label}." for r in chart.regions]
+    return " ".join(sentences)
 
 
-def _maps_in_words(chart: HeatMaps) -> str:
-    words = [f"Heat maps: {chart.y_label} downwards, {chart.x_label} to the right."]
-    return " ".join(
-        words + [matrix_in_words(label, matrix) for label, matrix in chart.matrices.items()]
-    )
+def _describe_maps(chart: HeatMaps) -> str:
+    sentences = [f"Heat maps: {chart.y_label} downwards, {chart.x_label} to the right."]
+    sentences += [describe_matrix(label, matrix) for label, matrix in chart.matrices.items()]
+    return " ".join(sentences)
 
 
-def matrix_in_words(label: str, matrix: Array) -> str:
+def describe_matrix(label: str, matrix: Array) -> str:
+    """Describe the size and the range of a matrix."""
     rows, columns = matrix.shape
     return f"{label}: {rows} by {columns}, values from {matrix.min():.3g} to {matrix.max():.3g}."

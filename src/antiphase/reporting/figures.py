@@ -1,7 +1,7 @@
-"""Charts drawn by Matplotlib, as SVG and PNG.
+"""Figures: charts drawn by Matplotlib, as SVG and PNG.
 
-Curves are labelled where they end, so that no legend has to be matched by colour; no text is smaller than 13 points, so
-that a figure printed at half its size can be read.
+Curves are labelled at their ends rather than in a legend. No text is smaller than 13 points, so
+that a figure can be read when printed at half its size.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.colors import FuncNorm, LinearSegmentedColormap
 
-from antiphase.reporting.axes import Axis, axes_of, marked, spread, tick_label, x_ticks
+from antiphase.reporting.axes import Axis, axes_of, last_height, marked, spread, tick_label, x_ticks
 from antiphase.reporting.charts import Chart, HeatMaps, Lines, Series
 from antiphase.reporting.palette import COLOURS, LIGHT_PAGE, NEGATIVE, OTHER, POSITIVE
 from antiphase.reporting.svg import thinned
 
 __all__ = ["COLOURS", "draw"]
 
-SMALLEST = 13.0  # points
-LINE = 11  # letters to an inch of a note, at most
-MOST_POINTS = 4000  # of a curve: more than the dots of a line of print
+FONT_SIZE = 13.0  # points
+NOTE_LETTERS_PER_INCH = 11
+MAX_POINTS = 4000  # of a curve: more than a printed line has dots
 STYLE: Any = {
-    "font.size": SMALLEST,
+    "font.size": FONT_SIZE,
     "axes.titlesize": 15,
-    "axes.labelsize": SMALLEST,
+    "axes.labelsize": FONT_SIZE,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": LIGHT_PAGE["muted"],
@@ -47,9 +47,16 @@ DIVERGING = LinearSegmentedColormap.from_list("antiphase", [NEGATIVE, "#FFFFFF",
 
 
 def draw(path: str | os.PathLike[str], chart: Chart) -> tuple[Path, Path]:
-    """Write the chart as ``path``.svg and ``path``.png, and return their paths; a suffix of either is left off first.
+    """Write a chart as SVG and as PNG.
 
     Guarantee: the same chart gives the same bytes, whenever it is drawn.
+
+    Args:
+        path: path of the figures; the suffix .svg or .png is optional.
+        chart: the chart.
+
+    Returns:
+        The paths of the SVG and the PNG file.
     """
     path = Path(path)
     stem = path.with_suffix("") if path.suffix in (".svg", ".png") else path
@@ -57,9 +64,9 @@ def draw(path: str | os.PathLike[str], chart: Chart) -> tuple[Path, Path]:
     with plt.rc_context(STYLE):
         figure = _maps(chart) if isinstance(chart, HeatMaps) else _lines(chart)
         svg, png = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".png")
-        said = {"Title": chart.title, "Description": chart.alt}
-        figure.savefig(svg, metadata={**said, "Date": None})
-        figure.savefig(png, metadata={**said, "Software": None}, dpi=160)
+        metadata = {"Title": chart.title, "Description": chart.alt}
+        figure.savefig(svg, metadata={**metadata, "Date": None})
+        figure.savefig(png, metadata={**metadata, "Software": None}, dpi=160)
         plt.close(figure)
     return svg, png
 
@@ -70,10 +77,8 @@ def _lines(chart: Lines) -> Any:
     for region in chart.regions:
         axes.axvspan(region.low, region.high, color=LIGHT_PAGE["rule"], alpha=0.45, linewidth=0)
         middle = float(np.clip(x_axis.place([region.low, region.high]), 0, 1).mean())
-        axes.text(
-            middle, 0.98, region.label, transform=axes.transAxes, ha="center", va="top", fontsize=SMALLEST,
-            color=LIGHT_PAGE["muted"],
-        )  # fmt: skip
+        style: Any = {"ha": "center", "va": "top", "fontsize": FONT_SIZE, "color": LIGHT_PAGE["muted"]}
+        axes.text(middle, 0.98, region.label, transform=axes.transAxes, **style)
     for series in chart.series:
         _curve(axes, series, x_axis)
     axes.set(xscale="log" if x_axis.log else "linear", yscale="log" if y_axis.log else "linear")
@@ -86,10 +91,10 @@ def _lines(chart: Lines) -> Any:
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     _label_ends(axes, chart.series, y_axis)
-    # The unit stands above the axis, where it is read without turning the head.
-    axes.set_title(chart.y_label, loc="left", fontsize=SMALLEST, color=LIGHT_PAGE["muted"])
+    # The label of the y axis is above it, where it is horizontal.
+    axes.set_title(chart.y_label, loc="left", fontsize=FONT_SIZE, color=LIGHT_PAGE["muted"])
     _heading(figure, chart.title)
-    _small_print(figure, chart.note)
+    _note(figure, chart.note)
     return figure
 
 
@@ -101,7 +106,7 @@ def _curve(axes: Any, series: Series, x_axis: Axis) -> None:
         "linestyle": (0, (5, 3)) if series.dashed else "-",
     }
     if not marked(series):
-        keep = thinned(np.nan_to_num(x_axis.place(series.x)), series.y, MOST_POINTS)
+        keep = thinned(np.nan_to_num(x_axis.place(series.x)), series.y, MAX_POINTS)
         x, y = series.x[keep], series.y[keep]
         if series.line:
             axes.plot(x, y, **style)
@@ -130,24 +135,14 @@ def _curve(axes: Any, series: Series, x_axis: Axis) -> None:
 
 
 def _label_ends(axes: Any, series: Iterable[Series], y_axis: Axis) -> None:
-    """Each curve's label beside its end, moved apart where they would overlap, with a thin line to where it belongs."""
-    ends = [
-        (float(y_axis.place(s.y[np.isfinite(s.y)][-1])), s)
-        for s in series
-        if s.line and np.isfinite(s.y).any()
-    ]
-    ends = [(height, s) for height, s in ends if np.isfinite(height)]
-    for (height, s), spot in zip(ends, spread([height for height, _ in ends], 0.065), strict=True):
-        colour = COLOURS.get(s.name, OTHER)
-        axes.plot(
-            [1.005, 1.03],
-            [height, spot],
-            color=colour,
-            linewidth=1,
-            transform=axes.transAxes,
-            clip_on=False,
-        )
-        axes.text(1.04, spot, s.label, transform=axes.transAxes, va="center", fontsize=SMALLEST)
+    """Label curves at their ends, with leaders where labels are moved apart."""
+    heights = [(last_height(s, y_axis), s) for s in series if s.line]
+    ends = [(height, s) for height, s in heights if height is not None]
+    places = spread([height for height, _ in ends], 0.065)
+    for (height, s), place in zip(ends, places, strict=True):
+        style = {"color": COLOURS.get(s.name, OTHER), "linewidth": 1, "clip_on": False}
+        axes.plot([1.005, 1.03], [height, place], transform=axes.transAxes, **style)
+        axes.text(1.04, place, s.label, transform=axes.transAxes, va="center", fontsize=FONT_SIZE)
 
 
 def _maps(chart: HeatMaps) -> Any:
@@ -158,16 +153,10 @@ def _maps(chart: HeatMaps) -> Any:
     for axes, (label, matrix) in zip(all_axes[0], chart.matrices.items(), strict=True):
         limit = float(np.abs(matrix).max()) or 1.0
         shape = (0.5, matrix.shape[1] + 0.5, matrix.shape[0] + 0.5, 0.5)
-        image = axes.imshow(
-            matrix,
-            cmap=DIVERGING,
-            norm=_root_norm(limit),
-            interpolation="nearest",
-            extent=shape,
-            aspect="auto",
-        )
+        style = {"cmap": DIVERGING, "norm": _root_norm(limit), "interpolation": "nearest"}
+        image = axes.imshow(matrix, extent=shape, aspect="auto", **style)
         axes.set_box_aspect(matrix.shape[0] / matrix.shape[1])
-        axes.set_title(label, fontsize=SMALLEST)
+        axes.set_title(label, fontsize=FONT_SIZE)
         axes.set(xlabel=chart.x_label)
         for axis, size in ((axes.xaxis, matrix.shape[1]), (axes.yaxis, matrix.shape[0])):
             ticks = [1, *(t for t in Axis(1, size + 0.01).ticks(4) if t > 0.15 * size)]
@@ -178,12 +167,12 @@ def _maps(chart: HeatMaps) -> Any:
         bar.outline.set_visible(False)
     all_axes[0][0].set_ylabel(chart.y_label)
     _heading(figure, chart.title)
-    _small_print(figure, chart.note)
+    _note(figure, chart.note)
     return figure
 
 
 def _root_norm(limit: float) -> FuncNorm:
-    """Colour grows with the square root of the size: most entries are small, and say what the design does."""
+    """Norm with the square root of the magnitude, so that small entries are visible."""
 
     def root(values: Any) -> Any:
         return np.sign(values) * np.sqrt(np.abs(values))
@@ -198,7 +187,9 @@ def _heading(figure: Any, title: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
 
 
-def _small_print(figure: Any, note: str) -> None:
+def _note(figure: Any, note: str) -> None:
     if note:
-        text = textwrap.fill(note.replace(" = ", "\xa0=\xa0"), int(LINE * figure.get_figwidth()))
-        figure.supxlabel(text, x=0.01, ha="left", fontsize=SMALLEST, color=LIGHT_PAGE["muted"])
+        text = textwrap.fill(
+            note.replace(" = ", "\xa0=\xa0"), int(NOTE_LETTERS_PER_INCH * figure.get_figwidth())
+        )
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=FONT_SIZE, color=LIGHT_PAGE["muted"])

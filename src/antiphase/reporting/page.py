@@ -1,8 +1,8 @@
-"""The page: one HTML file with the answer, the table, the figures, the promise and how to reproduce them.
+"""HTML pages: one file with an answer, tables, charts, privacy statements and the command.
 
-Guaranteed: the file fetches nothing and runs no script but its own (its Content-Security-Policy names the hashes of its
-script and its style); every text given is shown as text, whatever is in it; without JavaScript it shows the same, less
-sorting and hovering.
+Guarantee: the file fetches nothing and runs no script but its own (its Content-Security-Policy
+names the hashes of its script and its style); all text is escaped; without JavaScript it shows the
+same, except for sorting and hovering.
 """
 
 from __future__ import annotations
@@ -35,7 +35,16 @@ Cell = float | int | str | None
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a `Grid`. ``digits`` is a number of significant digits, or a format like ``".1f"`` or ``".0%"``."""
+    """A column of a `Grid`.
+
+    Attributes:
+        key: key of the values in the rows.
+        title: heading.
+        unit: unit, below the heading.
+        help: explanation, shown below the table.
+        better: whether low or high values are better.
+        digits: number of significant digits, or a format like ``".1f"`` or ``".0%"``.
+    """
 
     key: str
     title: str
@@ -45,9 +54,10 @@ class Column:
     digits: int | str = 3
 
     def show(self, value: Cell) -> str:
-        """
-        >>> Column("a", "a").show(1234.567), Column("a", "a", digits=".1%").show(0.0512), Column("a", "a").show(None)
-        ('1,235', '5.1%', '–')
+        """Return a value as it is printed.
+
+        >>> [Column("a", "a").show(value) for value in (1234.567, 0.0512, None, "text")]
+        ['1,235', '0.0512', '–', 'text']
         """
         if value is None:
             return "–"
@@ -67,9 +77,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table that can be sorted. The first column heads its rows; a row's ``"name"`` gives it its mechanism's colour.
+    """A table that can be sorted.
 
-    The best value of a column that says what is ``better`` is marked, unless ``mark_best`` is False.
+    Attributes:
+        caption: caption.
+        columns: columns; the first one has the headings of the rows.
+        rows: values by key of the column; ``"name"`` is the mechanism, for its colour.
+        mark_best: whether the best value of a column is marked, where one is better.
     """
 
     caption: str
@@ -78,6 +92,7 @@ class Grid:
     mark_best: bool = True
 
     def best(self, column: Column) -> float | None:
+        """Return the best value of a column; None if none is marked."""
         numbers = [
             v
             for row in self.rows
@@ -90,7 +105,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Block:
-    """A text with a title, where a `PrivacyStatement` would say too much or too little."""
+    """Text with a title, in place of a `PrivacyStatement`."""
 
     title: str
     text: str
@@ -98,7 +113,20 @@ class Block:
 
 @dataclass(frozen=True)
 class Page:
-    """All that the page says. ``made`` is a line about version and date, given by the caller."""
+    """Content of a page.
+
+    Attributes:
+        title: title.
+        question: the question that the page answers.
+        answer: the answer, in one sentence.
+        points: further findings.
+        grids: tables.
+        charts: charts.
+        statements: privacy statements, or blocks of text.
+        reproduce: commands that reproduce the page.
+        notes: notes on the figures.
+        made: version and date.
+    """
 
     title: str
     question: str
@@ -118,7 +146,7 @@ def version_and_time() -> str:
 
 
 def write(path: str | os.PathLike[str], page: Page) -> Path:
-    """Write the page, whole or not at all; an older file of that name is replaced only by a whole one."""
+    """Write a page atomically, and return its path."""
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(
@@ -131,7 +159,7 @@ def write(path: str | os.PathLike[str], page: Page) -> Path:
 
 
 def render(page: Page) -> str:
-    """The page as HTML: the same page gives the same text."""
+    """Return a page as HTML; the same page gives the same text."""
     environment = _environment()
     style = environment.get_template("page.css.j2").render(palette=palette, classes=svg.CLASSES)
     script = environment.get_template("page.js.j2").render()
@@ -166,7 +194,7 @@ def _environment() -> jinja2.Environment:
 
 
 def unbroken(text: str) -> Markup:
-    """The text, escaped; short words are not broken at their hyphens (DP-SGD), nor equations and percentages.
+    """Escape text so that short hyphenated words, equations and percentages are not broken.
 
     >>> unbroken("a <b> DP-SGD")
     Markup('a &lt;b&gt; <span class="nobr">DP-SGD</span>')
@@ -182,38 +210,42 @@ def unbroken(text: str) -> Markup:
 
 
 def _hash(text: str) -> str:
-    """As a Content-Security-Policy wants it."""
+    """Hash as in a Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _grid(grid: Grid) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = []
-    for row in grid.rows:
-        cells = []
-        for column in grid.columns:
-            value = row.get(column.key)
-            number = isinstance(value, int | float)
-            cells.append(
-                {
-                    "text": column.show(value),
-                    "number": number,
-                    "missing": value is None,
-                    "sort": repr(float(value))
-                    if isinstance(value, int | float) and math.isfinite(value)
-                    else "",
-                    "best": number and value == grid.best(column),
-                }
-            )
-        name = row.get("name")
-        rows.append(
-            {"cells": cells, "colour": svg.colour_class(name) if isinstance(name, str) else ""}
-        )
-    numeric = [any(row["cells"][i]["number"] for row in rows) for i in range(len(grid.columns))]
+    best = [grid.best(column) for column in grid.columns]
+    rows = [
+        {
+            "cells": [
+                _cell(column, row.get(column.key), value)
+                for column, value in zip(grid.columns, best, strict=True)
+            ],
+            "colour": svg.colour_class(str(row["name"])) if row.get("name") else "",
+        }
+        for row in grid.rows
+    ]
+    numeric = [
+        any(isinstance(row.get(column.key), int | float) for row in grid.rows)
+        for column in grid.columns
+    ]
     return {
         "caption": grid.caption,
         "columns": list(zip(grid.columns, numeric, strict=True)),
         "rows": rows,
-        "marks": any(cell["best"] for row in rows for cell in row["cells"]),
+        "marks": any(value is not None for value in best),
+    }
+
+
+def _cell(column: Column, value: Cell, best: float | None) -> dict[str, Any]:
+    number = value if isinstance(value, int | float) else None
+    return {
+        "text": column.show(value),
+        "number": number is not None,
+        "missing": value is None,
+        "sort": repr(float(number)) if number is not None and math.isfinite(number) else "",
+        "best": number is not None and number == best,
     }
 
 
@@ -238,12 +270,7 @@ def _chart(chart: Chart) -> dict[str, Any]:
 
 def _statement(statement: PrivacyStatement | Block) -> dict[str, Any]:
     if isinstance(statement, Block):
-        return {
-            "title": statement.title,
-            "paragraphs": statement.text.split("\n\n"),
-            "json": None,
-            "link": None,
-        }
+        return {"title": statement.title, "paragraphs": statement.text.split("\n\n"), "json": None}
     text = statement.to_json()
     link = "data:application/json;base64," + base64.b64encode(text.encode()).decode()
     promise = f"({rounded_up(statement.epsilon)}, {tick_label(statement.delta)})"
@@ -256,11 +283,11 @@ def _statement(statement: PrivacyStatement | Block) -> dict[str, Any]:
 
 
 def unwrapped(text: str, width: int) -> list[str]:
-    """The paragraphs of a text that was filled to ``width``, for a page that has a width of its own.
+    r"""Return the paragraphs of a text that was wrapped at ``width``.
 
-    A line ends a paragraph if the next word would have fitted into it.
+    A line ends a paragraph if the first word of the next line would have fitted into it.
 
-    >>> unwrapped("one two\\nthree\\na b", 8)
+    >>> unwrapped("one two\nthree\na b", 8)
     ['one two three', 'a b']
     """
     paragraphs: list[str] = []

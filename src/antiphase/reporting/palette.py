@@ -1,7 +1,8 @@
-"""The same colour for the same mechanism everywhere, told apart by colour-blind readers too.
+"""Colours of mechanisms and of the page, for light and dark, distinct for colour-blind readers.
 
-Seven are Okabe and Ito's; their yellow is too faint for a line on paper, so the others were chosen by searching for
-colours that stay apart from all others as seen with protanopia, deuteranopia and tritanopia. The tests measure it.
+Seven colours are Okabe and Ito's; their yellow is too pale for lines on white. The others were
+chosen by a search for colours that are distinct from all others with protanopia, deuteranopia and
+tritanopia. The tests measure the distances.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ COLOURS = {
     "lambda-cgd": "#AE884E",
     "epoch-restarts": "#3F2A42",
 }
-OTHER = "#444444"  # a mechanism without a colour of its own
+OTHER = "#444444"  # all other mechanisms
 
-# On a dark ground black turns white, and the dark ones light enough to be seen; the first eleven keep their hues.
+# On a dark background black becomes white and dark colours become lighter; the first eleven keep
+# their hues.
 DARK = {
     "dp-sgd": "#FFFFFF",
     "anti-pgd": "#C8C8C8",
@@ -49,10 +51,10 @@ DARK = {
 }
 OTHER_DARK = "#A8AEB5"
 
-# Heat maps: above zero and below it; both can be seen on white and on the dark ground.
+# Heat maps: above and below zero, both visible on the light and on the dark background.
 POSITIVE, NEGATIVE = "#D55E00", "#2B86DE"
 
-# What the page is painted with: text is ``ink`` or ``muted``, buttons ``accent``, all on ``ground`` or ``raised``.
+# The page: text in ``ink`` or ``muted`` and buttons in ``accent``, on ``ground`` or ``raised``.
 LIGHT_PAGE = {
     "ground": "#FFFFFF",
     "raised": "#F5F7F9",

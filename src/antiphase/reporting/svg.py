@@ -1,120 +1,164 @@
-"""Charts laid out for the page: where each line, mark and word of an inline SVG goes. The template only writes it down.
+"""Layout of charts as inline SVG: positions of curves, marks and text for the page's template.
 
-A chart of curves is laid out twice, for a screen and for a phone, so that its words are never scaled to be unreadable.
+Matplotlib's own SVG does not serve the page. It writes a ``style`` attribute on every element,
+which the page's Content-Security-Policy forbids; it has no groups for a curve with its label, which
+the page hides and shows; and its text is laid out for one size, while each chart is laid out twice
+here, for a screen and for a phone, so that text is never scaled below a readable size.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import math
-import struct
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from antiphase._util.checks import Array, Indices
-from antiphase.reporting.axes import Axis, axes_of, marked, spread, tick_label, x_ticks
-from antiphase.reporting.charts import HeatMaps, Lines, Region, Series, matrix_in_words
+from antiphase.reporting.axes import Axis, axes_of, last_height, marked, spread, tick_label, x_ticks
+from antiphase.reporting.charts import HeatMaps, Lines, Region, Series, describe_matrix
 from antiphase.reporting.palette import COLOURS, NEGATIVE, POSITIVE
 
-MOST_POINTS = 600  # of a curve, drawn or hovered over
-MOST_CELLS = 128  # of a heat map, each way
-CLASSES = {
-    name: f"c{i}" for i, name in enumerate(COLOURS)
-}  # the CSS class that gives a mechanism its colour
+MAX_POINTS = 600  # of a curve, drawn or shown on hovering
+MAX_CELLS = 128  # of a heat map, in each direction
+CLASSES = {name: f"c{i}" for i, name in enumerate(COLOURS)}  # CSS class of each mechanism's colour
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The size of a drawing, in the units of its viewBox, and what fits into it."""
+    """Size of a drawing, in units of its viewBox.
+
+    Attributes:
+        kind: CSS class, ``wide`` or ``narrow``.
+        width: width.
+        height: height.
+        font: font size.
+        labelled: whether curves are labelled at their ends.
+        max_ticks: number of ticks that fit on the x axis.
+    """
 
     kind: str
     width: int
     height: int
     font: float
-    labelled: bool  # curves have their labels at their ends
-    most_ticks: int
+    labelled: bool
+    max_ticks: int
 
 
 FRAMES = (Frame("wide", 960, 420, 15, True, 8), Frame("narrow", 400, 300, 13, False, 5))
 
 
 def colour_class(name: str) -> str:
+    """CSS class of the colour of a mechanism."""
     return CLASSES.get(name, "c-other")
 
 
-# ---- curves ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Plot:
+    """The part of a drawing that has the curves."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    x_axis: Axis
+    y_axis: Axis
+
+    def x(self, values: Any) -> Any:
+        """Horizontal positions of values; NaN where they have none."""
+        return np.round(self.left + self.width * self.x_axis.place(values), 2)
+
+    def y(self, values: Any) -> Any:
+        """Vertical positions of values; NaN where they have none."""
+        return self.at_height(self.y_axis.place(values))
+
+    def at_height(self, share: Any) -> Any:
+        """Vertical positions of heights, from 0 at the bottom to 1 at the top."""
+        return np.round(self.top + self.height * (1 - share), 2)
 
 
 def lines(chart: Lines, frame: Frame) -> dict[str, Any]:
-    """All positions of one drawing of a chart."""
+    """Lay out a chart of curves."""
     x_axis, y_axis = axes_of(chart)
-    xs, ys = x_ticks(chart, x_axis, frame.most_ticks), y_axis.ticks(7)
-    letter = 0.58 * frame.font  # the width of a letter, about
+    xs, ys = x_ticks(chart, x_axis, frame.max_ticks), y_axis.ticks(7)
+    letter = 0.58 * frame.font  # approximate width
     left = 12 + letter * max((len(tick_label(t)) for t in ys), default=1)
-    right = 18 + (
-        letter * max((len(s.label) for s in chart.series), default=0) + 30 if frame.labelled else 0
-    )
-    right = min(right, 0.4 * frame.width)
+    right = 18.0
+    if frame.labelled:
+        longest = max((len(s.label) for s in chart.series), default=0)
+        right = min(48 + letter * longest, 0.4 * frame.width)
     top, bottom = frame.font * 0.8, frame.font * 3.4
-    plot = (left, top, frame.width - left - right, frame.height - top - bottom)
-    ends = [_last_height(s, y_axis) if s.line else None for s in chart.series]
-    shown = [end for end in ends if end is not None]
-    places = iter(spread(shown, 1.45 * frame.font / plot[3]))
+    width, height = frame.width - left - right, frame.height - top - bottom
+    plot = Plot(left, top, width, height, x_axis, y_axis)
+    curves = [{"index": i} | _curve(s, plot) for i, s in enumerate(chart.series)]
+    _place_labels(curves, chart, plot, 1.45 * frame.font / height)
     return {
         "frame": frame,
-        "plot": [round(v, 1) for v in plot],
-        "x_ticks": [(_x(plot, x_axis.place(t)), tick_label(t)) for t in xs],
-        "y_ticks": [(_y(plot, y_axis.place(t)), tick_label(t)) for t in ys],
-        "regions": [_region(r, plot, x_axis) for r in chart.regions],
-        "curves": [
-            {"index": i}
-            | _curve(s, plot, x_axis, y_axis)
-            | _label(plot, end, next(places) if end is not None else None)
-            for i, (s, end) in enumerate(zip(chart.series, ends, strict=True))
+        "plot": [round(v, 1) for v in (left, top, width, height)],
+        "x_ticks": [(plot.x(t), tick_label(t)) for t in xs],
+        "y_ticks": [(plot.y(t), tick_label(t)) for t in ys],
+        "regions": [_region(region, plot) for region in chart.regions],
+        "curves": curves,
+    }
+
+
+def _place_labels(curves: list[dict[str, Any]], chart: Lines, plot: Plot, apart: float) -> None:
+    """Place the labels of curves beside their ends, so that they do not overlap."""
+    heights = [last_height(s, plot.y_axis) if s.line else None for s in chart.series]
+    places = iter(spread([height for height in heights if height is not None], apart))
+    for curve, height in zip(curves, heights, strict=True):
+        shown = height is not None
+        curve["label_y"] = round(float(plot.at_height(next(places))), 1) if shown else None
+        curve["end_y"] = round(float(plot.at_height(height)), 1) if shown else None
+
+
+def hover(chart: Lines) -> dict[str, Any]:
+    """Exact values that the page shows on hovering, at no more than `MAX_POINTS` positions."""
+    x_axis, y_axis = axes_of(chart)
+    positions = _hover_positions(chart, x_axis)
+    return {
+        "kind": "lines",
+        "x": _jsonable(positions),
+        "xLabel": chart.x_label,
+        "xAxis": asdict(x_axis),
+        "yAxis": asdict(y_axis),
+        "series": [
+            {
+                "label": s.label,
+                "colour": colour_class(s.name),
+                "y": _jsonable(_values_at(positions, s.x, s.y)),
+                "error": None
+                if s.error is None
+                else _jsonable(_values_at(positions, s.x, s.error)),
+            }
+            for s in chart.series
         ],
     }
 
 
-def hover(chart: Lines) -> dict[str, Any]:
-    """What the page says at each x: exact values, at no more than `MOST_POINTS` places, with every curve's extremes."""
-    x_axis, y_axis = axes_of(chart)
-    grid = _hover_grid(chart, x_axis)
-    series = []
-    for s in chart.series:
-        where = np.searchsorted(s.x, grid).clip(0, max(len(s.x) - 1, 0))
-        here = (s.x[where] == grid) if len(s.x) else np.zeros(len(grid), bool)
-        series.append(
-            {
-                "label": s.label,
-                "colour": colour_class(s.name),
-                "y": _plain(
-                    np.where(here, s.y[where], np.nan) if len(s.x) else np.full(len(grid), np.nan)
-                ),
-                "error": None
-                if s.error is None
-                else _plain(np.where(here, s.error[where], np.nan)),
-            }
-        )
-    return {
-        "kind": "lines",
-        "x": _plain(grid),
-        "xLabel": chart.x_label,
-        "xAxis": {"low": x_axis.low, "high": x_axis.high, "log": x_axis.log},
-        "yAxis": {"low": y_axis.low, "high": y_axis.high, "log": y_axis.log},
-        "series": series,
-    }
+def _values_at(positions: Array, x: Array, y: Array) -> Array:
+    """Values of a curve at the given positions; NaN where it has no point."""
+    if not len(x):
+        return np.full(len(positions), np.nan)
+    index = np.searchsorted(x, positions).clip(0, len(x) - 1)
+    return np.where(x[index] == positions, y[index], np.nan)
 
 
-def thinned(place: Array, values: Array, most: int = MOST_POINTS) -> Indices:
-    """Indices of at most ``most`` points that look like all of them: of each of many narrow strips, the first and the
-    last point, the lowest and the highest. ``place`` is where the points are along the axis, from 0 to 1, rising."""
-    if len(values) <= most:
+def thinned(place: Array, values: Array, max_points: int = MAX_POINTS) -> Indices:
+    """Indices of points that look like all of them: first, last, lowest and highest of each strip.
+
+    Args:
+        place: positions along the axis, from 0 to 1, ascending.
+        values: values at these positions.
+        max_points: how many points are kept at most.
+    """
+    if len(values) <= max_points:
         return np.arange(len(values))
-    strips = most // 4
+    strips = max_points // 4
     strip = np.clip((place * strips).astype(np.int64), 0, strips - 1)
     starts = np.flatnonzero(np.r_[True, strip[1:] != strip[:-1]])
     kept: set[int] = set()
@@ -126,183 +170,128 @@ def thinned(place: Array, values: Array, most: int = MOST_POINTS) -> Indices:
     return np.array(sorted(kept))
 
 
-def _hover_grid(chart: Lines, x_axis: Axis) -> Array:
-    every = (
-        np.unique(np.concatenate([s.x[np.isfinite(s.x)] for s in chart.series]))
-        if chart.series
-        else np.array([])
-    )
-    if len(every) <= MOST_POINTS:
-        return every
+def _hover_positions(chart: Lines, x_axis: Axis) -> Array:
+    """All positions of points, or if they are too many, evenly spaced ones and the extremes."""
+    xs = [s.x[np.isfinite(s.x)] for s in chart.series]
+    positions = np.unique(np.concatenate(xs)) if xs else np.array([])
+    if len(positions) <= MAX_POINTS:
+        return positions
     extremes = [
         s.x[pick(s.y)]
         for s in chart.series
         if np.isfinite(s.y).any()
         for pick in (np.nanargmin, np.nanargmax)
     ]
-    place = x_axis.place(every)
-    wanted = np.linspace(0, 1, MOST_POINTS - len(extremes) - 1)
-    nearest = np.searchsorted(place, wanted).clip(0, len(every) - 1)
-    return np.unique(np.concatenate([every[nearest], every[-1:], extremes]))
+    wanted = np.linspace(0, 1, MAX_POINTS - len(extremes) - 1)
+    nearest = np.searchsorted(x_axis.place(positions), wanted).clip(0, len(positions) - 1)
+    return np.unique(np.concatenate([positions[nearest], positions[-1:], extremes]))
 
 
-def _curve(s: Series, plot: tuple[float, ...], x_axis: Axis, y_axis: Axis) -> dict[str, Any]:
-    place = x_axis.place(s.x)
-    keep = thinned(np.nan_to_num(place), s.y)
-    x, y = _x(plot, place[keep]), _y(plot, y_axis.place(s.y[keep]))
-    view: dict[str, Any] = {
+def _curve(s: Series, plot: Plot) -> dict[str, Any]:
+    keep = thinned(np.nan_to_num(plot.x_axis.place(s.x)), s.y)
+    x, y = plot.x(s.x[keep]), plot.y(s.y[keep])
+    curve: dict[str, Any] = {
         "label": s.label,
         "colour": colour_class(s.name),
         "dashed": s.dashed,
         "path": _path(x, y) if s.line else "",
         "band": "",
         "bars": [],
-        "points": [],
+        "points": _finite_rows(x, y) if marked(s) and not (s.dashed and s.line) else [],
     }
     if s.error is not None:
-        low, high = (
-            np.clip(_y(plot, y_axis.place(s.y[keep] + sign * s.error[keep])), 0, None)
-            for sign in (-1, 1)
-        )
+        error = s.error[keep]
+        low, high = (np.clip(plot.y(s.y[keep] + e), 0, None) for e in (-error, error))
         if marked(s):
-            view["bars"] = [
-                (round(a, 1), round(b, 1), round(c, 1))
-                for a, b, c in zip(x, low, high, strict=True)
-                if _all(a, b, c)
-            ]
-        else:
-            fine = np.isfinite(x) & np.isfinite(low) & np.isfinite(high)
-            around = np.r_[x[fine], x[fine][::-1]], np.r_[high[fine], low[fine][::-1]]
-            view["band"] = _path(*around) + "Z" if fine.any() else ""
-    if marked(s) and not (s.dashed and s.line):
-        view["points"] = [
-            (round(a, 1), round(b, 1)) for a, b in zip(x, y, strict=True) if _all(a, b)
-        ]
-    return view
+            curve["bars"] = _finite_rows(x, low, high)
+        elif finite := _finite_rows(x, low, high, digits=2):
+            x, low, high = np.array(finite).T
+            curve["band"] = _path(np.r_[x, x[::-1]], np.r_[high, low[::-1]]) + "Z"
+    return curve
 
 
-def _region(region: Region, plot: tuple[float, ...], x_axis: Axis) -> dict[str, Any]:
-    low, high = _x(plot, np.clip(x_axis.place([region.low, region.high]), 0, 1))
-    return {
-        "x": float(low),
-        "width": round(float(high - low), 2),
-        "label": region.label.split("\n"),
-    }
+def _region(region: Region, plot: Plot) -> dict[str, Any]:
+    ends = np.clip([region.low, region.high], plot.x_axis.low, plot.x_axis.high)
+    low, high = plot.x(ends)
+    width = round(float(high - low), 2)
+    return {"x": float(low), "width": width, "label": region.label.split("\n")}
 
 
-def _label(plot: tuple[float, ...], end: float | None, place: float | None) -> dict[str, Any]:
-    if end is None or place is None:
-        return {"label_y": None, "end_y": None}
-    return {"label_y": round(float(_y(plot, place)), 1), "end_y": round(float(_y(plot, end)), 1)}
-
-
-def _last_height(s: Series, y_axis: Axis) -> float | None:
-    heights = y_axis.place(s.y)
-    heights = heights[np.isfinite(heights)]
-    return float(heights[-1]) if len(heights) else None
-
-
-def _x(plot: tuple[float, ...], place: Any) -> Any:
-    return np.round(plot[0] + plot[2] * place, 2)
-
-
-def _y(plot: tuple[float, ...], place: Any) -> Any:
-    return np.round(plot[1] + plot[3] * (1 - place), 2)
+def _finite_rows(*columns: Array, digits: int = 1) -> list[tuple[float, ...]]:
+    """Rows of the columns whose entries are all finite, rounded."""
+    rows = zip(*columns, strict=True)
+    return [tuple(round(float(v), digits) for v in row) for row in rows if np.isfinite(row).all()]
 
 
 def _path(x: Array, y: Array) -> str:
-    """A path through the points, with a gap where one is not finite."""
-    words, pen = [], "M"
+    """SVG path through points, with a gap where one is not finite."""
+    commands, pen = [], "M"
     for a, b in zip(x, y, strict=True):
-        if _all(a, b):
-            words.append(f"{pen}{a:g} {b:g}")
-            pen = "L"
-        else:
-            pen = "M"
-    return "".join(words)
+        finite = math.isfinite(a) and math.isfinite(b)
+        if finite:
+            commands.append(f"{pen}{a:g} {b:g}")
+        pen = "L" if finite else "M"
+    return "".join(commands)
 
 
-def _all(*values: float) -> bool:
-    return all(math.isfinite(v) for v in values)
-
-
-def _plain(values: Array) -> list[float | None]:
-    """For JSON: seven digits, and None for what is not finite."""
+def _jsonable(values: Array) -> list[float | None]:
+    """Values with seven digits, None where they are not finite."""
     return [float(f"{v:.7g}") if math.isfinite(v) else None for v in values]
 
 
-# ---- heat maps -------------------------------------------------------------------------------------------------
+def maps(chart: HeatMaps) -> Mapping[str, dict[str, Any]]:
+    """Lay out each matrix of a chart, by label."""
+    return {
+        label: heat_map(matrix) | {"alt": describe_matrix(label, matrix)}
+        for label, matrix in chart.matrices.items()
+    }
 
 
 def heat_map(matrix: Array) -> dict[str, Any]:
-    """A picture of the matrix, and the values of its cells: blocks of entries where there are too many to show."""
-    block = math.ceil(max(matrix.shape) / MOST_CELLS)
+    """Picture of a matrix and the values of its cells.
+
+    A cell is a block of entries if there are too many entries to show.
+    """
+    rows, columns = matrix.shape
+    block = math.ceil(max(rows, columns) / MAX_CELLS)
     cells = largest_of_blocks(matrix, block)
     limit = float(np.abs(matrix).max()) or 1.0
+    values = [[float(f"{v:.3g}") for v in row] for row in cells]
     return {
-        "picture": "data:image/png;base64,"
-        + base64.b64encode(png(_painted(cells / limit))).decode(),
-        "rows": matrix.shape[0],
-        "columns": matrix.shape[1],
+        "picture": f"data:image/png;base64,{base64.b64encode(png(cells / limit)).decode()}",
+        "rows": rows,
+        "columns": columns,
         "limit": tick_label(float(f"{limit:.2g}")),
-        "hover": {
-            "block": block,
-            "rows": matrix.shape[0],
-            "columns": matrix.shape[1],
-            "cells": [[float(f"{v:.3g}") for v in row] for row in cells],
-        },
+        "hover": {"block": block, "rows": rows, "columns": columns, "cells": values},
     }
 
 
 def largest_of_blocks(matrix: Array, block: int) -> Array:
-    """Of each ``block`` × ``block`` of entries the one farthest from zero: a thin diagonal does not fade away."""
+    """Entry of largest magnitude of each ``block`` × ``block`` entries.
+
+    A thin diagonal stays visible, as it would not in a mean.
+    """
     if block == 1:
         return matrix
     rows, columns = (math.ceil(n / block) for n in matrix.shape)
     padded = np.zeros((rows * block, columns * block))
     padded[: matrix.shape[0], : matrix.shape[1]] = matrix
-    parts = (
-        padded.reshape(rows, block, columns, block)
-        .transpose(0, 2, 1, 3)
-        .reshape(rows, columns, block * block)
-    )
-    chosen = np.abs(parts).argmax(axis=2)
-    return np.asarray(np.take_along_axis(parts, chosen[..., None], axis=2)[..., 0])
+    grid = padded.reshape(rows, block, columns, block).transpose(0, 2, 1, 3)
+    blocks = grid.reshape(rows, columns, block * block)
+    largest = np.abs(blocks).argmax(axis=2)
+    return np.asarray(np.take_along_axis(blocks, largest[..., None], axis=2)[..., 0])
 
 
-def _painted(relative: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """RGBA: the sign gives the colour, the square root of the size how opaque it is; zero is the page's own ground."""
-    positive, negative = ([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (POSITIVE, NEGATIVE))
+def png(relative: Array) -> bytes:
+    """PNG of values in −1 … 1.
+
+    The sign determines the colour, the square root of the magnitude the opacity: at zero the
+    background of the page shows, light or dark.
+    """
+    positive, negative = (tuple(bytes.fromhex(c[1:])) for c in (POSITIVE, NEGATIVE))
     pixels = np.empty((*relative.shape, 4), np.uint8)
     pixels[..., :3] = np.where((relative > 0)[..., None], positive, negative)
     pixels[..., 3] = np.round(255 * np.sqrt(np.abs(relative)))
-    return pixels
-
-
-def png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """An RGBA picture as a PNG file (ISO/IEC 15948), in one piece and without filters."""
-    height, width = pixels.shape[:2]
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
-    rows = np.concatenate(
-        [np.zeros((height, 1), np.uint8), pixels.reshape(height, width * 4)], axis=1
-    )
-    header = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(rows.tobytes(), 9))
-        + chunk(b"IEND", b"")
-    )
-
-
-def maps(chart: HeatMaps) -> Mapping[str, dict[str, Any]]:
-    """Each matrix of the chart, by label."""
-    return {
-        label: heat_map(matrix) | {"alt": matrix_in_words(label, matrix)}
-        for label, matrix in chart.matrices.items()
-    }
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", optimize=True)
+    return file.getvalue()
