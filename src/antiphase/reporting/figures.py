@@ -77,7 +77,12 @@ def _lines(chart: Lines) -> Any:
     for region in chart.regions:
         axes.axvspan(region.low, region.high, color=LIGHT_PAGE["rule"], alpha=0.45, linewidth=0)
         middle = float(np.clip(x_axis.place([region.low, region.high]), 0, 1).mean())
-        style: Any = {"ha": "center", "va": "top", "fontsize": FONT_SIZE, "color": LIGHT_PAGE["muted"]}
+        style: Any = {
+            "ha": "center",
+            "va": "top",
+            "fontsize": FONT_SIZE,
+            "color": LIGHT_PAGE["muted"],
+        }
         axes.text(middle, 0.98, region.label, transform=axes.transAxes, **style)
     for series in chart.series:
         _curve(axes, series, x_axis)
