@@ -103,7 +103,7 @@ def _batches(cell: Cell, mechanism: Mechanism, trial: int) -> Batches | None:
     # With one band every step samples all examples, as DP-SGD does.
     bands, secret = mechanism.factorization.bands, run_key.subkey("samples", str(trial))
     sampler = PoissonBatches(size, rate, groups=bands, secret=secret)
-    return (sampler.drawn(step) for step in range(cell["steps"]))
+    return (sampler.sample(step) for step in range(cell["steps"]))
 
 
 def summary(results: Results, full: bool) -> dict[str, Any]:

@@ -79,6 +79,7 @@ TESTS = {
     "torch/noise_run.py": TORCH,
     "torch/opacus_dp_sgd.py": TORCH,
     "torch/recorder.py": TORCH,
+    "torch/recorded_loader.py": TORCH,
     "torch/release.py": TORCH,
     "torch/request.py": TORCH,
     "torch/tensor_packing.py": TORCH,

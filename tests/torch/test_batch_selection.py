@@ -81,7 +81,7 @@ def train(module, optimizer, loader, steps):
 
 def test_a_step_draws_from_its_group_alone_and_each_by_its_own_coin():
     sampler = PoissonBatches(1000, 0.05, groups=4, secret=7)
-    drawn = [sampler.drawn(step) for step in range(400)]
+    drawn = [sampler.sample(step) for step in range(400)]
     groups = [set().union(*drawn[first::4]) for first in range(4)]
     assert sorted(i for group in groups for i in group) == list(
         range(1000)
@@ -97,8 +97,8 @@ def test_a_step_draws_from_its_group_alone_and_each_by_its_own_coin():
     assert (
         np.var([len(batch) for batch in drawn[::4]]) > 10
     )  # about 40: how many are drawn is left to chance too
-    assert sampler.drawn(7) == sampler.drawn(7) != sampler.drawn(11)
-    assert PoissonBatches(1000, 0.05, groups=4).drawn(7) != sampler.drawn(7)  # of another secret
+    assert sampler.sample(7) == sampler.sample(7) != sampler.sample(11)
+    assert PoissonBatches(1000, 0.05, groups=4).sample(7) != sampler.sample(7)  # of another secret
 
 
 def test_groups_are_drawn_where_no_step_draws():
@@ -106,15 +106,17 @@ def test_groups_are_drawn_where_no_step_draws():
     sampler = PoissonBatches(1000, 0.05, groups=4, secret=7)
     for step in (*range(8), *(1 << k for k in range(3, 63))):
         source = np.random.Generator(AESCounter(key=7, counter=step << 64))
-        assert (source.integers(4, size=1000) != batch_selection._dealt(7, 4, 1000)).any()
+        assert (
+            source.integers(4, size=1000) != batch_selection._group_of_each_example(7, 4, 1000)
+        ).any()
     assert all(
-        (batch_selection._dealt(7, 4, 1000)[sampler.drawn(step)] == step % 4).all()
+        (batch_selection._group_of_each_example(7, 4, 1000)[sampler.sample(step)] == step % 4).all()
         for step in range(8)
     )
 
 
 SAMPLES = {
-    "cyclic": lambda: PoissonBatches(200, 0.05, groups=4).drawn(3),
+    "cyclic": lambda: PoissonBatches(200, 0.05, groups=4).sample(3),
     "bins": lambda: list(BallsInBinsBatches(200, 9)),
 }
 
@@ -232,7 +234,7 @@ def test_a_step_has_its_own_sample_whatever_else_was_drawn(make, workers, betwee
     assert engine.remaining_steps == 0
     for step, indices in enumerate(seen):
         if isinstance(sampler, PoissonBatches):
-            assert indices.tolist() == sampler.drawn(step)
+            assert indices.tolist() == sampler.sample(step)
         else:
             assert (sampler.thrown[indices] == step % sampler.bins).all()
 
@@ -291,7 +293,7 @@ def test_a_run_goes_on_with_the_same_batches(make, tmp_path):
     other = loader_2.batch_sampler.sampler
     if isinstance(sampler, PoissonBatches):
         assert other.first == 5
-        assert other.drawn(9) == sampler.drawn(9)
+        assert other.sample(9) == sampler.sample(9)
     else:
         assert other.first == 5
         assert (other.thrown == sampler.thrown).all()

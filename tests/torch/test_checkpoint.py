@@ -333,7 +333,7 @@ def test_a_resume_with_accumulation_begins_at_the_right_batch(key, tmp_path):
 
     first = accumulated()
     batches = list(first.loader)
-    first.loader.batch_sampler._handed.clear()
+    first.loader.batch_sampler._handed_over.clear()
     iterator = iter(first.loader)
     step(first, [next(iterator) for _ in range(4)])
     first.engine.save_checkpoint(

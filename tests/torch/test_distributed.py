@@ -25,8 +25,9 @@ from torch.utils.data import DataLoader
 import antiphase as ap
 from antiphase.errors import StateError
 from antiphase.noise.stream import NoiseStream
-from antiphase.torch.batch_selection import FixedOrderBatches, fixed_order_loader
+from antiphase.torch.batch_selection import FixedOrderBatches
 from antiphase.torch.distributed import Group
+from antiphase.torch.recorded_loader import fixed_order_loader
 from antiphase.torch.sharding import ShardedNoise, rows_of
 from tests.forked_script import Script
 from tests.torch.setting import Training, data

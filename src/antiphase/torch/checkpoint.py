@@ -10,7 +10,7 @@ import torch
 from antiphase._util import files
 from antiphase.errors import FileFormatError, KeyFileError, ParticipationError, StateError
 from antiphase.factorizations.base import MALFORMED
-from antiphase.torch.batch_selection import OURS, FixedOrderBatches, Recorded
+from antiphase.torch.batch_selection import ResumableBatches
 from antiphase.torch.release import Release
 from antiphase.torch.sharding import is_shard
 from antiphase.torch.tensor_packing import pack, unpack, with_arrays, with_tensors
@@ -49,7 +49,7 @@ def save(
         "scheduler": None if scheduler is None else pack(scheduler.state_dict(), tensors),
         "random": pack(torch.get_rng_state(), tensors),
         "release": pack(release.state(), tensors),
-        "order": pack(_batch_order(release.batches), tensors),
+        "order": pack(_batch_order(release), tensors),
         "more": pack(extra, tensors),
         "tensors": tensors,
     }
@@ -122,7 +122,7 @@ def state_dict(training: PrivateTraining) -> dict[str, Any]:
     state: dict[str, Any] = with_tensors(
         {
             "release": training.release.state(),
-            "order": _batch_order(training.release.batches),
+            "order": _batch_order(training.release),
             "random": torch.get_rng_state(),
         }
     )
@@ -161,15 +161,14 @@ def resume(training: PrivateTraining, state: Any, order: Any, *, fresh_noise: bo
         StateError: if state or order are of another training; nothing was changed then.
     """
     release, plan = training.release, training.plan
-    sampler: Any = getattr(release.batches, "sampler", None)
-    if isinstance(sampler, OURS):
-        copy.copy(sampler).restore(order, 0)  # raises before anything is changed
+    sampler = _resumable(release)
+    if sampler is not None:
+        copy.copy(sampler).restore(order, step=0, batch=0)  # raises before anything is changed
     release.restore(state, fresh_noise)
-    if isinstance(sampler, OURS):
-        position = release.position
-        if isinstance(sampler, FixedOrderBatches):
-            position = position % plan.steps_per_epoch * plan.accumulation
-        sampler.restore(order, position)
+    if sampler is not None:
+        step = release.position
+        batch = step % plan.steps_per_epoch * plan.accumulation
+        sampler.restore(order, step=step, batch=batch)
         training.frozen_settings.accept_sampler()
 
 
@@ -199,9 +198,13 @@ def warn_of_lost_key(release: Release) -> None:
         )
 
 
-def _batch_order(batches: Recorded | None) -> Any:
-    sampler = getattr(batches, "sampler", None)
-    return sampler.state() if isinstance(sampler, OURS) else None
+def _resumable(release: Release) -> ResumableBatches | None:
+    return None if release.batches is None else release.batches.resumable
+
+
+def _batch_order(release: Release) -> Any:
+    sampler = _resumable(release)
+    return None if sampler is None else sampler.state()
 
 
 def _path_of_process(path: Any, release: Release) -> Any:

@@ -233,8 +233,8 @@ class Group:
             )
         self.require_same("batches", (len(batches.order), batches.batch_size, batches.drop_last))
         # PRIVACY: parts of two different orders may share an example, which counts twice then.   [G17]
-        batches.order = self.agreed(batches.order)
-        batches._rank, batches._world = self.rank, self.world
+        order = self.agreed(batches.order)
+        batches.share(order, self.rank, self.world)
 
     def _communicate(self, work: Any) -> None:
         try:

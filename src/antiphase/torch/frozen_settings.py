@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from antiphase.errors import BypassError, SettingsError
-from antiphase.torch.batch_selection import OURS
+from antiphase.torch.batch_selection import ResumableBatches
 from antiphase.torch.distributed import plain
 
 SCALARS = (bool, int, float, str, type(None))
@@ -177,7 +177,7 @@ def _sampler(batches: Any) -> dict[str, Any]:
     if batches is None:
         return {}
     settings = {name: getattr(batches, name) for name in ("sampler", "batch_size", "steps")}
-    if not isinstance(batches.sampler, OURS):
+    if not isinstance(batches.sampler, ResumableBatches):
         return settings  # the ledger watches what a sampler of the user's draws
     own = {n: v for n, v in vars(batches.sampler).items() if n[0] != "_" and n not in VOLATILE}
     return settings | {f"sampler.{name}": value for name, value in own.items()}

@@ -12,8 +12,8 @@ from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.noise.stream import NoiseStream
 from antiphase.torch import earlier_runs
-from antiphase.torch.batch_selection import StepCounter
 from antiphase.torch.distributed import Group
+from antiphase.torch.recorded_loader import StepCounter
 from antiphase.torch.sharding import ShardedNoise
 from antiphase.torch.user_warnings import warn
 

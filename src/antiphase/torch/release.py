@@ -13,8 +13,8 @@ from antiphase.errors import HorizonError, ParticipationError, StateError
 from antiphase.ledger.participation import ParticipationLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
-from antiphase.torch.batch_selection import Recorded
 from antiphase.torch.noise_run import NoiseRun
+from antiphase.torch.recorded_loader import RecordedBatches
 from antiphase.torch.sharding import is_shard, local_part
 
 Tensor = torch.Tensor
@@ -50,7 +50,7 @@ class Release(NoiseRun):
         shapes: dict[str, tuple[int, ...]],
         divisor: float,
         *,
-        batches: Recorded | None,
+        batches: RecordedBatches | None,
         ledger: ParticipationLedger | None,
         most_examples: int,
         **options: Any,

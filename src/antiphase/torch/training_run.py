@@ -26,11 +26,11 @@ from antiphase.participation import min_separation
 from antiphase.sampling import Poisson
 from antiphase.statement import PrivacyStatement
 from antiphase.torch import run_directory
-from antiphase.torch.batch_selection import fixed_order_loader
 from antiphase.torch.in_memory import InMemoryDataset, accuracy_and_loss, collate
 from antiphase.torch.models import build_model
 from antiphase.torch.privacy_engine import PrivacyEngine
 from antiphase.torch.recipe import Outcome, Recipe
+from antiphase.torch.recorded_loader import fixed_order_loader
 from antiphase.torch.secret_generator import torch_generator
 from antiphase.workload import SCHEDULES
 

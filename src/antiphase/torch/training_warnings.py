@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from antiphase.torch.batch_selection import StepCounter
 from antiphase.torch.coverage import shortened
 from antiphase.torch.plan import TrainingPlan
+from antiphase.torch.recorded_loader import StepCounter
 from antiphase.torch.user_warnings import warn
 
 

@@ -14,13 +14,7 @@ from antiphase.noise.key import Key
 from antiphase.participation import Participation, min_separation
 from antiphase.sampling import HashSlots, Poisson
 from antiphase.torch import earlier_runs
-from antiphase.torch.batch_selection import (
-    FixedOrderBatches,
-    StepCounter,
-    fixed_order_loader,
-    public_batch_size,
-    sampled_loader,
-)
+from antiphase.torch.batch_selection import FixedOrderBatches
 from antiphase.torch.coverage import Coverage
 from antiphase.torch.distributed import Group, plain
 from antiphase.torch.frozen_settings import FrozenSettings, ReleasedOnce
@@ -29,6 +23,12 @@ from antiphase.torch.gradient_check import check_gradients
 from antiphase.torch.model_state_check import UnchangedModel
 from antiphase.torch.optimizers import PRIVATE_OPTIMIZERS
 from antiphase.torch.plan import TrainingPlan
+from antiphase.torch.recorded_loader import (
+    StepCounter,
+    fixed_order_loader,
+    public_batch_size,
+    sampled_loader,
+)
 from antiphase.torch.recorded_module import recorded
 from antiphase.torch.release import Release
 from antiphase.torch.request import Request
