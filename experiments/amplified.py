@@ -2,7 +2,7 @@ r"""Beyond the paper: privacy amplification by sampling for each mechanism, on M
 
 Logistic regression as in `experiments.mnist`, 2,048 steps, 16 epochs, at three ε: DP-SGD on Poisson
 samples; banded encoders on cyclic Poisson samples, with the number of bands that
-`antiphase.best_bands` selects for each ε (Toeplitz, and DP-MF⁺ with restarts as far apart); and
+`antiphase.select_bands` selects for each ε (Toeplitz, and DP-MF⁺ with restarts as far apart); and
 DP-MF⁺ with τ = T on batches in a fixed order, without amplification.
 """
 
@@ -85,7 +85,7 @@ def _noise(mechanism: Mechanism, cell: Cell) -> list[float]:
 
 def _banded(cell: Cell) -> Mechanism:
     """The mechanism with the best number of bands at this ε, selected without any image."""
-    return ap.best_bands(
+    return ap.select_bands(
         cell["mechanism"],
         workload=mnist.setting_of(cell).workload,
         sampling=ap.sampling.PoissonBatches(mnist.sampling_rate(cell)),

@@ -19,7 +19,7 @@ ORDER = [
     "errors", "_util", "data", "linalg", "workload", "objective", "participation", "loading_cost",
     "sensitivity", "problem", "factorizations", "solvers", "design", "accounting",
     "sampling", "noise", "ledger", "statement", "mechanism", "band_selection", "verification",
-    "candidates", "noise_cost", "comparison", "auditing", "theory", "recommendation", "federated",
+    "comparison", "auditing", "theory", "recommendation", "federated",
     "torch", "reporting", "demo", "cli",
 ]  # fmt: skip
 

@@ -22,7 +22,7 @@ PROMISE = {
 
 @pytest.fixture(scope="module")
 def found():
-    return ap.best_bands(steps=32, sampling=CyclicPoisson(RATE), **PROMISE)
+    return ap.select_bands(steps=32, sampling=CyclicPoisson(RATE), **PROMISE)
 
 
 @pytest.mark.slow
@@ -32,27 +32,27 @@ def found():
 )
 def test_estimates_are_those_of_the_accountant(rate, rounds, epsilon, delta):
     s = accounting.poisson_noise_multiplier(epsilon, delta, sampling_rate=rate, steps=rounds)
-    assert band_selection.likely_noise_multiplier(epsilon, delta, rate, rounds) == pytest.approx(
+    assert band_selection.estimated_noise_multiplier(epsilon, delta, rate, rounds) == pytest.approx(
         s, rel=2e-4
     )
 
 
 def test_an_estimate_is_never_below_what_the_accountant_tabulates():
     assert (
-        band_selection.likely_noise_multiplier(1000.0, 0.1, 0.5, 1)
+        band_selection.estimated_noise_multiplier(1000.0, 0.1, 0.5, 1)
         == poisson.MIN_POISSON_NOISE_MULTIPLIER
     )
     with pytest.raises(ValueError, match="out of reach"):
-        band_selection.likely_noise_multiplier(1e-9, 1e-300, 1.0, 100)
+        band_selection.estimated_noise_multiplier(1e-9, 1e-300, 1.0, 100)
 
 
 def test_the_mechanism_keeps_its_promise_and_the_record_is_true(found):
     m = found.mechanism
     assert (m.sampling, m.factorization.bands) == (CyclicPoisson(RATE), found.bands)
     assert 0.99 * PROMISE["epsilon"] < m.epsilon() <= PROMISE["epsilon"]
-    assert [t.bands for t in found.tried] == sorted({t.bands for t in found.tried})
-    assert found.expected == min(t.expected for t in found.tried)
-    for t in found.tried:  # by the matrices: columns of norm 1 at most, all iterates alike
+    assert [t.bands for t in found.trials] == sorted({t.bands for t in found.trials})
+    assert found.expected_noise == min(t.expected_noise for t in found.trials)
+    for t in found.trials:  # by the matrices: columns of norm 1 at most, all iterates alike
         f = ap.design("toeplitz", steps=32, bands=t.bands)
         column = sensitivity(f.encoder(), ap.once())
         assert t.error == pytest.approx(column**2 * (f.decoder() ** 2).sum(), rel=1e-6)
@@ -66,38 +66,38 @@ def test_what_is_expected_is_what_compare_finds(found):
         setting, [Candidate("toeplitz", {"bands": found.bands})], measure=False
     ).entries
     assert entry.mechanism.digest == found.mechanism.digest
-    assert 32 * entry.average**2 == pytest.approx(found.expected, rel=1e-9)
+    assert 32 * entry.average**2 == pytest.approx(found.expected_noise, rel=1e-9)
 
 
 def test_the_best_is_better_than_what_it_stands_between(found):
-    by_bands = {t.bands: t.expected for t in found.tried}
+    by_bands = {t.bands: t.expected_noise for t in found.trials}
     assert 1 < found.bands < 32
     assert {found.bands - 1, found.bands + 1, 1} <= set(by_bands)
-    assert by_bands[1] > 1.2 * found.expected
+    assert by_bands[1] > 1.2 * found.expected_noise
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(band_selection.WIDTHS))
+@pytest.mark.parametrize("name", sorted(band_selection.BAND_OPTIONS))
 def test_every_family_is_searched_as_if_nothing_were_left_out(name, monkeypatch):
     """Against all numbers of bands, by the same estimates: as many steps as have many divisors."""
     monkeypatch.setattr(
         band_selection,
-        "likely_noise_multiplier",
+        "estimated_noise_multiplier",
         lambda e, d, rate, rounds: math.sqrt(rounds * rate**1.6),
     )
     steps = 40 if name == "banded" else 60
     workload, judge = ap.Workload.sgd(steps), ap.objective.Average()
     search = band_selection._Search(name, workload, judge, 0.01, 1.0, 1e-5, None)
-    best = search.least(steps)
-    tried = len(search.tried)
-    assert best.expected == min(search.attempt(p).expected for p in range(1, steps + 1))
+    best = search.best(steps)
+    tried = len(search.trials)
+    assert best.expected_noise == min(search.attempt(p).expected_noise for p in range(1, steps + 1))
     assert tried < steps / 2
 
 
 @pytest.mark.slow
 def test_one_band_is_dp_sgd_on_poisson_samples():
     """So little privacy to lose that amplification is worth more than cancelling."""
-    found = ap.best_bands(steps=16, sampling=CyclicPoisson(0.1), epsilon=0.3, delta=1e-3)
+    found = ap.select_bands(steps=16, sampling=CyclicPoisson(0.1), epsilon=0.3, delta=1e-3)
     assert (found.bands, found.mechanism.factorization.name, found.mechanism.sampling) == (
         1,
         "dp-sgd",
@@ -110,14 +110,24 @@ def test_one_band_is_dp_sgd_on_poisson_samples():
 
 @pytest.mark.slow
 def test_no_group_is_asked_for_more_than_it_has():
-    assert band_selection._most(1000, 469 / 60_000, None) == 127
-    assert [band_selection._most(1000, 1 / n, None) for n in (1, 3, 49, 100)] == [1, 3, 49, 100]
+    assert band_selection._max_bands(1000, 469 / 60_000, None) == 127
+    assert [band_selection._max_bands(1000, 1 / n, None) for n in (1, 3, 49, 100)] == [
+        1,
+        3,
+        49,
+        100,
+    ]
     assert all(p * (1 / p) <= 1 for p in range(1, 200))
-    assert band_selection._most(64, 0.001, None) == 64
-    assert band_selection._most(64, 0.001, 5) == 5
+    assert band_selection._max_bands(64, 0.001, None) == 64
+    assert band_selection._max_bands(64, 0.001, 5) == 5
     told = []
-    found = ap.best_bands(
-        steps=16, sampling=CyclicPoisson(0.1), most=3, progress=told.append, epsilon=0.3, delta=1e-3
+    found = ap.select_bands(
+        steps=16,
+        sampling=CyclicPoisson(0.1),
+        max_bands=3,
+        progress=told.append,
+        epsilon=0.3,
+        delta=1e-3,
     )
     assert found.bands <= 3
     assert {report.task for report in told} == {"1 bands", "2 bands", "3 bands"}
@@ -128,7 +138,7 @@ def test_workload_and_objective_are_designed_and_judged_for():
     """With momentum, and where the last iterate counts most."""
     workload = ap.Workload.sgd(24, momentum=0.9)
     last = ap.objective.Average(final_weight=10.0)
-    found = ap.best_bands(
+    found = ap.select_bands(
         "toeplitz", workload=workload, objective=last, sampling=CyclicPoisson(0.04), **PROMISE
     )
     f = found.mechanism.factorization
@@ -136,7 +146,7 @@ def test_workload_and_objective_are_designed_and_judged_for():
     norm = sensitivity(f.encoder(), ap.once())
     rows = (f.decoder() ** 2).sum(axis=1) * np.r_[np.ones(23), 100.0]
     expected = (found.mechanism.noise_multiplier * norm) ** 2 * rows.sum()
-    assert found.expected == pytest.approx(expected, rel=1e-6)
+    assert found.expected_noise == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +158,8 @@ def test_workload_and_objective_are_designed_and_judged_for():
         ({"sampling": Poisson(0.1)}, TypeError, "must be a CyclicPoisson"),
         ({"epsilon": -1.0}, ValueError, "epsilon"),
         ({"delta": 1.0}, ValueError, "delta"),
-        ({"most": 0}, ValueError, "most = 0"),
-        ({"adjacency": "replace-one", "most": 1}, ValueError, "replace-one"),
+        ({"max_bands": 0}, ValueError, "max_bands = 0"),
+        ({"adjacency": "replace-one", "max_bands": 1}, ValueError, "replace-one"),
         (
             {"name": "dp-mf+", "steps": None, "workload": ap.Workload.sgd(8, momentum=0.9)},
             ValueError,
@@ -160,7 +170,7 @@ def test_workload_and_objective_are_designed_and_judged_for():
 )
 def test_bad_input_is_named(more, error, said):
     with pytest.raises(error, match=said):
-        ap.best_bands(**({"steps": 8, "sampling": CyclicPoisson(0.1), **PROMISE} | more))
+        ap.select_bands(**({"steps": 8, "sampling": CyclicPoisson(0.1), **PROMISE} | more))
 
 
 def test_what_is_tried_next_is_written_out():
@@ -177,7 +187,7 @@ def test_what_is_tried_next_is_written_out():
 @pytest.mark.parametrize(("epsilon", "rounds"), [(8.0, 1), (20.0, 2), (50.0, 3)])
 def test_estimates_below_one_are_found_too(epsilon, rounds):
     """With everyone in every batch, rounds are Gaussian mechanisms, whose noise has a closed form."""
-    likely = band_selection.likely_noise_multiplier(epsilon, 1e-5, 1.0, rounds)
+    likely = band_selection.estimated_noise_multiplier(epsilon, 1e-5, 1.0, rounds)
     exact = accounting.gaussian_noise_multiplier(epsilon, 1e-5) * math.sqrt(rounds)
     assert poisson.MIN_POISSON_NOISE_MULTIPLIER < likely < 1
     assert likely == pytest.approx(exact, rel=1e-3)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase import accounting, candidates, comparison, noise_cost
+from antiphase import accounting, comparison
 from antiphase._util.progress import ProgressReport
-from antiphase.comparison import Candidate, Setting, compare
+from antiphase.comparison import Candidate, Setting, candidates, compare, evaluation, noise_cost
 from antiphase.sampling import BallsInBins, CyclicPoisson, FixedOrder, HashSlots, Poisson
 
 PROMISE = {"epsilon": 2.0, "delta": 1e-6}
@@ -19,21 +19,23 @@ def found():
     """All of the usual ones but that with Poisson batches, which take seconds to calibrate."""
     setting = Setting.of(64, 4, **PROMISE)
     return compare(
-        setting, [c for c in comparison.usual_candidates(setting) if not c.amplified], measure=False
+        setting,
+        [c for c in comparison.default_candidates(setting) if not c.amplified],
+        measure=False,
     )
 
 
 def test_the_usual_mechanisms_are_there_in_order(found):
-    assert [c.label for c in comparison.usual_candidates(found.setting)] == [
+    assert [c.label for c in comparison.default_candidates(found.setting)] == [
         "DP-SGD", "DP-SGD, Poisson batches", "DP-λCGD", "tree, full Honaker", "square root", "inverse square root",
         "restarts with every epoch", "DP-MF", "DP-MF⁺, τ = 64",
     ]  # fmt: skip
     assert not any(
-        c.amplified for c in comparison.usual_candidates(Setting.of(64, 4))
+        c.amplified for c in comparison.default_candidates(Setting.of(64, 4))
     )  # nothing to amplify
     assert len(found.entries) == 8
     assert found.refused == {}
-    assert found.base is found.entries[0]
+    assert found.baseline is found.entries[0]
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "tree", "sqrt-toeplitz", "dp-mf", "dp-mf+"])
@@ -49,7 +51,7 @@ def test_noise_is_that_of_the_dense_decoder(found, name):
     np.testing.assert_allclose(e.deviation, deviation, rtol=1e-6)
     assert e.final == pytest.approx(deviation[-1], rel=1e-6)
     assert e.average == pytest.approx(math.sqrt((deviation**2).mean()), rel=1e-6)
-    row = e.to_dict(found.base)
+    row = e.to_dict(found.baseline)
     assert row["average_relative"] == pytest.approx(e.average / found.entries[0].average)
     assert row["digest"] == e.mechanism.digest
 
@@ -87,7 +89,7 @@ def test_poisson_batches_can_beat_the_optimum_of_a_fixed_order():
         measure=False,
     )
     assert found.entries[0].over_optimum < 1 <= found.entries[1].over_optimum
-    assert found.base is None
+    assert found.baseline is None
     assert found.to_dict()["mechanisms"][0]["average_relative"] is None
 
 
@@ -182,14 +184,14 @@ def test_unmeasured_times_are_no_numbers():
 
 def test_ctrl_c_keeps_what_is_finished(monkeypatch):
     """In the third design, in the search for the optimum, and while measuring."""
-    real = comparison.design
+    real = evaluation.design
 
     def stopping(name, **options):
         if name == "dp-mf":
             raise KeyboardInterrupt
         return real(name, **options)
 
-    for module in (candidates, comparison):
+    for module in (candidates, evaluation):
         monkeypatch.setattr(module, "design", stopping)
     found = compare(Setting.of(8), [Candidate("dp-sgd"), Candidate("chess"), Candidate("dp-mf")])
     assert [e.name for e in found.entries] == ["dp-sgd", "chess"]
@@ -199,7 +201,7 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
     assert (found.stopped, found.optimum, found.refused) == (True, None, {})
     with pytest.raises(KeyboardInterrupt):
         compare(Setting.of(8), [Candidate("dp-mf")])
-    for module in (candidates, comparison):
+    for module in (candidates, evaluation):
         monkeypatch.setattr(module, "design", real)
     monkeypatch.setattr(
         noise_cost, "_times", lambda stream, rows: (_ for _ in ()).throw(KeyboardInterrupt)
@@ -235,7 +237,7 @@ def test_words():
 
 
 def labels(setting, **more):
-    return [c.label for c in comparison.usual_candidates(setting, **more)]
+    return [c.label for c in comparison.default_candidates(setting, **more)]
 
 
 def test_the_usual_ones_are_those_that_a_sampler_can_have():
@@ -285,7 +287,7 @@ def test_what_the_sampler_allows_is_amplified_and_the_rest_says_why_not(cyclic):
         assert said in by_label[label].unamplified
         assert by_label[label].mechanism.noise_multiplier == unamplified
     assert by_label["DP-SGD"].unamplified == ""  # asked for so
-    assert cyclic.base is by_label["DP-SGD"]
+    assert cyclic.baseline is by_label["DP-SGD"]
     assert all(e.mechanism.epsilon() <= 0.5 for e in cyclic.entries)
 
 
@@ -337,7 +339,7 @@ def test_the_frontier_is_what_nothing_dominates():
             tuple(map(float, p)) for p in rng.integers(0, 6, (rng.integers(1, 12), 2))
         ]  # with many ties
         beaten = [any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points) for p in points]
-        assert comparison.undominated(points) == [not b for b in beaten]
+        assert comparison.pareto_front(points) == [not b for b in beaten]
 
 
 def test_rows_say_which_are_on_the_frontier(found):

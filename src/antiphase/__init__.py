@@ -1,7 +1,7 @@
 """antiphase: differentially private training with noise that cancels itself over the steps."""
 
 from antiphase import objective, participation, sampling
-from antiphase.band_selection import BestBands, best_bands
+from antiphase.band_selection import BandSelection, select_bands
 from antiphase.comparison import Comparison, compare
 from antiphase.design import design, names
 from antiphase.errors import (
@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AntiphaseError",
     "AntiphaseWarning",
-    "BestBands",
+    "BandSelection",
     "BypassError",
     "Comparison",
     "DataError",
@@ -51,7 +51,6 @@ __all__ = [
     "StateError",
     "TooLargeError",
     "Workload",
-    "best_bands",
     "calibrate",
     "compare",
     "design",
@@ -64,5 +63,6 @@ __all__ = [
     "participation",
     "recommend",
     "sampling",
+    "select_bands",
     "sensitivity",
 ]

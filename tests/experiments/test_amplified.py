@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import antiphase as ap
-from antiphase.band_selection import cyclic
+from antiphase.band_selection import design_for_cyclic_poisson
 from antiphase.torch import PrivacyEngine
 from antiphase.torch.batch_selection import PoissonBatches
 from experiments import amplified, mnist, runner
@@ -20,7 +20,7 @@ CELL = mnist.COMMON | {"steps": 24, "epochs": 4, "batch_size": 60, "trials": 2, 
 @pytest.mark.slow
 @pytest.mark.usefixtures("images")
 def test_the_loop_on_cyclic_samples_is_the_engine():
-    f = cyclic("toeplitz", 3, mnist.setting_of(CELL).workload)
+    f = design_for_cyclic_poisson("toeplitz", 3, mnist.setting_of(CELL).workload)
     rate, trial = mnist.sampling_rate(CELL), 1
     made = ap.calibrate(
         f, noise_multiplier=1.0, delta=1e-4, sampling=ap.sampling.CyclicPoisson(rate)

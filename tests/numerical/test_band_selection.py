@@ -21,7 +21,7 @@ def test_the_best_number_of_bands_is_that_of_an_exhaustive_search(shown):
     not keep the promise: by the accountant itself, for columns of norm 1."""
     said = []
     for epsilon, rate in PAIRS:
-        found = ap.best_bands(
+        found = ap.select_bands(
             "toeplitz",
             steps=STEPS,
             sampling=ap.sampling.CyclicPoisson(rate),
@@ -32,10 +32,10 @@ def test_the_best_number_of_bands_is_that_of_an_exhaustive_search(shown):
         best = [
             p
             for p in range(1, round(1 / rate) + 1)
-            if _promised(p, rate, found.expected * (1 + 1e-9)) <= epsilon
+            if _promised(p, rate, found.expected_noise * (1 + 1e-9)) <= epsilon
         ]
         said.append(
-            f"ε = {epsilon:g}, rate 1/{1 / rate:.0f}: {found.bands} and {best}, {len(found.tried)} tried"
+            f"ε = {epsilon:g}, rate 1/{1 / rate:.0f}: {found.bands} and {best}, {len(found.trials)} tried"
         )
         assert best == [found.bands]
     shown(

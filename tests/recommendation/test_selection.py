@@ -39,7 +39,7 @@ def test_several_epochs_in_a_fixed_order():
     assert found.cheaper.noise_bytes < found.best.noise_bytes / 2
     text = " ".join(found.reasons)
     assert f"leaves {found.noise['DP-MF⁺, τ = 64']:.1%} of DP-SGD's noise" in text
-    assert f"{found.best.final / found.comparison.base.final:.1%} in the last one" in text
+    assert f"{found.best.final / found.comparison.baseline.final:.1%} in the last one" in text
     assert "Certified" in text
     assert "Poisson" not in text
 

@@ -76,7 +76,7 @@ def compare(
     if mechanism:
         candidates = [_candidate(text, setting) for text in mechanism]
     else:
-        candidates = comparisons.usual_candidates(setting, family)
+        candidates = comparisons.default_candidates(setting, family)
     with candidates_bar(display.silent or as_csv, tolerance) as report:
         comparison = comparisons.compare(setting, candidates, tolerance=tolerance, progress=report)
     files = _write_files(comparison, html, figures)
@@ -165,7 +165,7 @@ def _print(comparison: Comparison) -> None:
         cost_rows = [[row[0], *row[count:]] for row in rows]
         output.print_table(output.number_table(*noise, title=title, rows=noise_rows))
         output.print_table(output.number_table("mechanism", *cost, title="Cost", rows=cost_rows))
-    relative = "" if comparison.base is None else ", and in percent of DP-SGD's"
+    relative = "" if comparison.baseline is None else ", and in percent of DP-SGD's"
     output.print_note(
         "Iterates: standard deviation of the noise per coordinate, summed over the batch, at clip "
         f"norm 1{relative}. Over optimum: squared noise over all iterates, relative to the "
@@ -177,7 +177,7 @@ def _print(comparison: Comparison) -> None:
 
 
 def _cells(entry: Entry, comparison: Comparison) -> list[str]:
-    row = entry.to_dict(comparison.base)
+    row = entry.to_dict(comparison.baseline)
 
     def with_relative(value: float, relative: float | None) -> str:
         return f"{value:#.4g}".rstrip(".") + ("" if relative is None else f" {relative:4.0%}")

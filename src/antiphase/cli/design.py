@@ -13,11 +13,11 @@ from typer import Argument, Option
 import antiphase as ap
 from antiphase._util.interrupts import graceful_interrupt
 from antiphase._util.progress import ProgressReport
-from antiphase.band_selection import WIDTHS, cyclic
-from antiphase.candidates import LABELS
+from antiphase.band_selection import BAND_OPTIONS, design_for_cyclic_poisson
 from antiphase.cli import errors, options, output
 from antiphase.cli.errors import usage_error
 from antiphase.cli.progress import SearchProgress, progress_bar
+from antiphase.comparison.candidates import LABELS
 from antiphase.factorizations.base import Factorization
 from antiphase.statement import rounded_up
 
@@ -150,8 +150,10 @@ def _require_cyclic_sampling(
         )
     if sampling.sampler != "cyclic-poisson":
         raise usage_error("--bands auto is for --sampler cyclic-poisson")
-    if name not in WIDTHS:
-        raise usage_error(f"--sampler cyclic-poisson needs a banded design: {', '.join(WIDTHS)}")
+    if name not in BAND_OPTIONS:
+        raise usage_error(
+            f"--sampler cyclic-poisson needs a banded design: {', '.join(BAND_OPTIONS)}"
+        )
 
 
 def _design_for_cyclic_sampling(
@@ -159,26 +161,26 @@ def _design_for_cyclic_sampling(
 ) -> Result:
     """Design with the given number of bands, or with the best one for the budget."""
     given = settings.given()
-    bands = given.pop("bands", given.pop(WIDTHS[name], "auto"))
+    bands = given.pop("bands", given.pop(BAND_OPTIONS[name], "auto"))
     if given:
         raise usage_error(
             f"{next(iter(given))}: with --sampler cyclic-poisson, --bands is the only option"
         )
     if bands != "auto":
-        f = cyclic(name, bands, workload)
+        f = design_for_cyclic_poisson(name, bands, workload)
         return Result(f, ap.calibrate(f, **budget))
     if budget.pop("noise_multiplier") is not None:
         raise usage_error(
             "--bands auto needs --epsilon and --delta: the best number depends on them"
         )
     with progress_bar(silent, f"designing {name}") as update:
-        best = ap.best_bands(
+        best = ap.select_bands(
             name,
             workload=workload,
             progress=lambda now: update(description=f"designing {name}: tried {now.task}"),
             **budget,
         )
-    return Result(best.mechanism.factorization, best.mechanism, best.tried)
+    return Result(best.mechanism.factorization, best.mechanism, best.trials)
 
 
 def _default_tolerance(steps: int, epochs: int) -> float:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from antiphase.candidates import Setting
-from antiphase.comparison import Comparison, Entry
+from antiphase.comparison import Comparison, Entry, Setting
 from antiphase.recommendation.quadratic_ranking import (
     CRITERIA,
     CURVATURE_SCALES,
@@ -56,7 +55,7 @@ def reasons(
 def _main_reason(
     comparison: Comparison, best: Entry, noise: Mapping[str, float], gains: Sequence[Gain] | None
 ) -> list[str]:
-    base = comparison.base
+    base = comparison.baseline
     assert base is not None
     correlated = [entry.label for entry in comparison.entries if entry.name != "dp-sgd"]
     runner_up = min(correlated, key=lambda label: noise[label])

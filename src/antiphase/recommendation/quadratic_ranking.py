@@ -19,7 +19,7 @@ import numpy as np
 
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
-from antiphase.candidates import REFUSALS, Candidate, Setting
+from antiphase.comparison.candidates import DESIGN_ERRORS, Candidate, Setting
 from antiphase.design import design
 from antiphase.factorizations.base import Factorization
 from antiphase.theory.quadratic import Quadratic, Split, ends_further_off, exact
@@ -210,7 +210,7 @@ class _Search:
                     **stop,
                 )
                 self.ranked[label] = RankedDesign(candidate, self.criterion.noise(f))
-            except REFUSALS as error:
+            except DESIGN_ERRORS as error:
                 if name == "dp-sgd":
                     raise
                 self.refused[label] = str(error) or type(error).__name__

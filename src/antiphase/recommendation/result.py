@@ -89,7 +89,7 @@ class Recommendation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold."""
-        base = self.comparison.base
+        base = self.comparison.baseline
         return {
             "recommended": self.best.to_dict(base),
             "cheaper": None if self.cheaper is None else self.cheaper.to_dict(base),

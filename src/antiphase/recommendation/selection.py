@@ -162,12 +162,12 @@ def _ranked(
     ranked, refused = rank(setting, criterion, tolerance, report)
     shortlist = _baselines(setting, poisson) + _shortlist(setting, ranked)
     found = _compared(setting, shortlist, tolerance, progress)
-    assert found.base is not None
+    assert found.baseline is not None
     values = {r.candidate.label: tuple(map(float, r.values)) for r in ranked}
     for entry in found.entries:
         if entry.amplified:  # the same design with less noise
             unamplified = Candidate(entry.name, entry.candidate.options).label
-            scale = (_noise_deviation(entry) / _noise_deviation(found.base)) ** 2
+            scale = (_noise_deviation(entry) / _noise_deviation(found.baseline)) ** 2
             values[entry.label] = tuple(scale * value for value in values[unamplified])
     comparison = Comparison(setting, found.entries, dict(found.refused) | refused, found.optimum)
     return comparison, values, len(ranked)
@@ -194,7 +194,7 @@ def _compared(
     comparison = compare(setting, candidates, tolerance=tolerance, measure=False, progress=progress)
     if comparison.stopped:  # a recommendation needs all candidates
         raise KeyboardInterrupt
-    if comparison.base is None:
+    if comparison.baseline is None:
         raise ValueError("; ".join(comparison.refused.values()))
     return comparison
 
@@ -203,9 +203,9 @@ def _selected(
     comparison: Comparison, values: Values
 ) -> tuple[dict[str, float], Entry, Entry | None]:
     """Return the noise relative to DP-SGD by label, the best entry and the cheaper alternative."""
-    assert comparison.base is not None
+    assert comparison.baseline is not None
     scores = {label: geometric_mean(value) for label, value in values.items()}
-    base = scores[comparison.base.label]
+    base = scores[comparison.baseline.label]
     noise = {label: math.sqrt(score / base) for label, score in scores.items()}
     ordered = sorted(comparison.entries, key=lambda entry: noise[entry.label])
     least = noise[ordered[0].label]

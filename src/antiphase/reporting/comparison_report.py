@@ -148,7 +148,7 @@ def _cost_columns(parameters: int) -> list[Column]:
 
 
 def _answer(comparison: Comparison, best: Entry) -> str:
-    entries, base = comparison.entries, comparison.base
+    entries, base = comparison.entries, comparison.baseline
     if len(entries) > 1 and max(e.final for e in entries) <= best.final * (1 + 1e-9):
         return "All of them leave the same noise in the final model."
     relative = ""

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from antiphase.candidates import LABELS
+from antiphase.comparison.candidates import LABELS
 from antiphase.reporting import charts
 from antiphase.reporting.page import Cell, Column, Grid, Page, version_and_time
 

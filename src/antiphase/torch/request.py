@@ -106,7 +106,7 @@ class Request:
             raise ValueError(
                 "poisson_sampling = True: plain Poisson samples amplify independent noise alone. "
                 'Leave poisson_sampling out; or use mechanism="dp-sgd"; or a mechanism of few '
-                "bands (antiphase.best_bands) with the batches of antiphase.torch.batch_sampler_for"
+                "bands (antiphase.select_bands) with the batches of antiphase.torch.batch_sampler_for"
             )
         if self.noise_generator is not None:
             raise ValueError(

@@ -1,0 +1,21 @@
+"""Comparison of mechanisms at equal privacy: their noise, memory and time."""
+
+from antiphase.comparison.candidates import (
+    Candidate,
+    Setting,
+    default_candidates,
+    fixed_order_rate,
+)
+from antiphase.comparison.evaluation import compare
+from antiphase.comparison.result import Comparison, Entry, pareto_front
+
+__all__ = [
+    "Candidate",
+    "Comparison",
+    "Entry",
+    "Setting",
+    "compare",
+    "default_candidates",
+    "fixed_order_rate",
+    "pareto_front",
+]

@@ -1,0 +1,166 @@
+"""`compare`: design, calibrate and measure each candidate for a setting."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from antiphase._util.progress import Progress, ProgressReport
+from antiphase.accounting.accountant import adjacency_factor
+from antiphase.accounting.gaussian import gaussian_noise_multiplier
+from antiphase.comparison import noise_cost
+from antiphase.comparison.candidates import (
+    DESIGN_ERRORS,
+    CalibratedCandidate,
+    Candidate,
+    Setting,
+    calibrate_candidate,
+    default_candidates,
+)
+from antiphase.comparison.result import Comparison, Entry
+from antiphase.design import design
+from antiphase.factorizations.base import Factorization
+from antiphase.objective import Average
+
+
+def compare(
+    setting: Setting,
+    candidates: Sequence[Candidate] | None = None,
+    *,
+    tolerance: float = 1e-3,
+    measure: bool = True,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Design and calibrate mechanisms for a setting, and compare their noise and its cost.
+
+    Ctrl-C keeps what is finished. Equal candidates appear once.
+
+    Args:
+        setting: training run and privacy budget.
+        candidates: what to compare; by default `default_candidates`.
+        tolerance: certified gap at which optimal designs stop.
+        measure: whether to measure the time of a row of noise.
+        progress: called with the number of finished candidates and the gap of the current search.
+
+    Returns:
+        A comparison; candidates that cannot be designed are listed with the reason.
+
+    Raises:
+        ValueError: there is no candidate, or none can be designed.
+
+    Example:
+        >>> setting = Setting.of(steps=64, epochs=4, epsilon=8.0, delta=1e-5)
+        >>> found = compare(setting, [Candidate("dp-sgd"), Candidate("dp-mf")], measure=False)
+        >>> [(entry.label, round(entry.final, 2)) for entry in found.entries]
+        [('DP-SGD', 9.6), ('DP-MF', 3.47)]
+    """
+    candidates = default_candidates(setting) if candidates is None else candidates
+    candidates = list({(c.label, c.sampling or setting.sampling): c for c in candidates}.values())
+    if not candidates:
+        raise ValueError("candidates = []: there is nothing to compare")
+    calibrated, refused, stopped = _calibrate_all(setting, candidates, tolerance, progress)
+    _reporter(progress, "", len(candidates), len(candidates))(ProgressReport(0))
+    optimum = _known_optimum([one.made.mechanism.factorization for one in calibrated])
+    if optimum is None and not stopped:
+        try:
+            optimum = _optimum(setting, tolerance)
+        except KeyboardInterrupt:
+            stopped = True
+    entries = []
+    for one in calibrated:
+        row_seconds = math.nan
+        if measure and not stopped:
+            try:
+                row_seconds = noise_cost.row_seconds(
+                    one.made.mechanism, setting.parameters, one.noise_bytes
+                )
+            except KeyboardInterrupt:
+                stopped = True
+        entries.append(_entry(setting, one, optimum, row_seconds))
+    return Comparison(setting, tuple(entries), refused, optimum, stopped)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    made: CalibratedCandidate
+    design_seconds: float
+    noise_bytes: int
+
+
+def _calibrate_all(
+    setting: Setting, candidates: list[Candidate], tolerance: float, progress: Progress | None
+) -> tuple[list[_Timed], dict[str, str], bool]:
+    """Calibrated candidates; reasons of those refused; whether Ctrl-C came."""
+    calibrated: list[_Timed] = []
+    refused: dict[str, str] = {}
+    for i, candidate in enumerate(candidates):
+        report = _reporter(progress, candidate.label, i, len(candidates))
+        report(ProgressReport(0))
+        began = time.perf_counter()
+        try:
+            made = calibrate_candidate(setting, candidate, tolerance, report)
+            seconds = time.perf_counter() - began
+            noise_bytes = noise_cost.kept_bytes(made.mechanism, setting.parameters)
+            calibrated.append(_Timed(made, seconds, noise_bytes))
+        except DESIGN_ERRORS as error:
+            refused[candidate.label] = str(error) or type(error).__name__
+        except KeyboardInterrupt:
+            if not calibrated:
+                raise
+            return calibrated, refused | {c.label: "stopped" for c in candidates[i:]}, True
+    if not calibrated:
+        reasons = "; ".join(f"{label}: {reason}" for label, reason in refused.items())
+        raise ValueError(f"no candidate can be compared: {reasons}")
+    return calibrated, refused, False
+
+
+def _reporter(progress: Progress | None, label: str, done: int, total: int) -> Progress:
+    def report(search: ProgressReport) -> None:
+        if progress is not None:
+            progress(ProgressReport(done, total, search.gap, label))
+
+    return report
+
+
+def _known_optimum(designs: list[Factorization]) -> float | None:
+    """The bound of a design that is optimal for all iterates alike, if there is one."""
+    bounds = [f.bound for f in designs if f.bound is not None and f.objective == Average()]
+    return max(bounds) if bounds else None
+
+
+def _optimum(setting: Setting, tolerance: float) -> float:
+    """The certified least squared noise over the iterates."""
+    best = design(
+        "dp-mf", workload=setting.workload, participation=setting.participation, tolerance=tolerance
+    )
+    return best.lower_bound
+
+
+def _entry(setting: Setting, one: _Timed, optimum: float | None, row_seconds: float) -> Entry:
+    mechanism, f = one.made.mechanism, one.made.mechanism.factorization
+    deviation = mechanism.noise_scale / f.sensitivity * np.sqrt(f.noise_per_iterate)
+    over_optimum = None
+    if optimum is not None:
+        # The optimum is that of unamplified mechanisms, with their noise multiplier.
+        multiplier = mechanism.noise_multiplier
+        if mechanism.amplified:
+            assert setting.epsilon is not None
+            assert setting.delta is not None
+            multiplier = gaussian_noise_multiplier(setting.epsilon, setting.delta)
+            multiplier *= adjacency_factor(setting.adjacency)
+        over_optimum = float(np.sum(deviation**2) / (multiplier**2 * optimum))
+    return Entry(
+        candidate=one.made.candidate,
+        mechanism=mechanism,
+        deviation=deviation,
+        over_optimum=over_optimum,
+        design_seconds=one.design_seconds,
+        noise_bytes=one.noise_bytes,
+        step_seconds=row_seconds,
+        unamplified=one.made.unamplified,
+        vector_bytes=4 * noise_cost.padded(setting.parameters),
+    )
