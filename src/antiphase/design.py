@@ -1,4 +1,4 @@
-"""``design("dp-mf+", steps=…)``: from the names people know to a `Factorization`."""
+"""`design`: from the names of the literature to a factorization."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from antiphase.factorizations.toeplitz import Toeplitz
 from antiphase.factorizations.tree import Tree
 from antiphase.objective import Average, Curvature, Damped, Maximum, Objective, Restarts
 from antiphase.participation import Participation, from_epochs
+from antiphase.problem import Problem
 from antiphase.solvers.banded import banded_optimum
-from antiphase.solvers.blt import MOST, blt_optimum
+from antiphase.solvers.blt import blt_optimum
 from antiphase.solvers.closed_form import (
     anti_encoder,
     chess_coefficients,
@@ -29,12 +30,14 @@ from antiphase.solvers.closed_form import (
     inverse_root_coefficients,
     square_root_coefficients,
 )
-from antiphase.solvers.design_cache import remembered
+from antiphase.solvers.design_cache import cached
 from antiphase.solvers.dispatch import optimal
-from antiphase.solvers.epoch_restarts import restarted
-from antiphase.solvers.inverse_toeplitz import best_bands, best_correlation
+from antiphase.solvers.epoch_restarts import epoch_restarts
+from antiphase.solvers.inverse_toeplitz import best_correlation, best_inverse_bands
 from antiphase.solvers.toeplitz import toeplitz_optimum
 from antiphase.workload import Workload
+
+NAMED_OBJECTIVES = {"mean": Average(), "maximum": Maximum()}
 
 
 def design(
@@ -47,249 +50,203 @@ def design(
     progress: Progress | None = None,
     **options: Any,
 ) -> Factorization:
-    """The factorization called ``name``, for ``steps`` steps of SGD, or for ``workload``.
+    """The factorization of a mechanism of the literature.
 
-    ``epochs`` says how often each record takes part, in a fixed order; ``participation`` says it in full.
-    ``progress`` is called with a `ProgressReport` (``done`` iterations, ``gap``) while a search runs. For several
-    epochs it may return True to stop the search; the gap reached so far is still certified. Names and their options:
+    Names and their options:
 
     - ``dp-sgd``, ``anti-pgd``, ``chess``, ``fourier``
     - ``tree``: ``estimator="full" | "online" | "plain"``, ``sensitivity="square" | "nodes"``
-    - ``sqrt-toeplitz``: ``normalized=True``, ``bands``; ``bisr`` (banded inverse square root): ``bands`` (default: the
-      best up to 64)
-    - ``lambda-cgd``: ``correlation``, how much of the noise before is taken back (default: the best)
-    - ``toeplitz``: ``bands``; ``banded``: ``bands``; ``blt``: ``buffers``, up to 8; ``epoch-restarts``
+    - ``sqrt-toeplitz``: ``normalized=True``, ``bands``
+    - ``bisr`` (banded inverse square root): ``bands`` (default: the best up to 64)
+    - ``lambda-cgd``: ``correlation`` with the noise of the step before (default: the best)
+    - ``toeplitz``: ``bands``; ``banded``: ``bands``; ``blt``: ``buffers``, up to 8;
+      ``epoch-restarts``
     - ``dp-mf``: ``weights``, ``final_weight``
-    - ``dp-mf+``: ``tau`` (default: ``steps``), ``weight``, ``include_final``, ``anchor="start" | "end"``
+    - ``dp-mf+``: ``tau`` (default: ``steps``), ``weight``, ``include_final``,
+      ``anchor="start" | "end"``
     - ``damped``: ``rho``, or ``learning_rate`` and ``smoothness``; ``weights``, ``final_weight``
-    - ``curvature``: ``spectrum``, ``learning_rate``, ``probabilities``, ``weights``, ``final_weight``
+    - ``curvature``: ``spectrum``, ``learning_rate``, ``probabilities``, ``weights``,
+      ``final_weight``
     - ``optimal``: ``objective``
 
-    Optimal designs are streams where their workload is a short recurrence and records take part once, or ``dp-mf+``
-    restarts between any two participations: ``buffers="auto"`` spends the fewest vectors of memory that keep within
-    0.1 % of the optimum, ``"exact"`` as many as full precision needs; a number asks for the best stream of that many
-    that a descent finds. For other participations the optimum is dense, and a number of buffers asks for the best
-    stream of that many, each emptied once an epoch. Those in the first five lines take ``objective``, by which they
-    are judged (default: every iterate alike; ``"mean"`` and ``"maximum"`` are names), and for which those of the fifth
-    are searched; for the maximum where the last row is known to be the largest, else for the mean, and a warning says
-    so. The others, which are optimal for theirs, take ``tolerance``, the relative gap to reach (default: 1e-9; for
-    several epochs 1e-6 from 1,025 steps on and 1e-4 from 4,097).
+    The mechanisms up to ``epoch-restarts`` take ``objective``, by which their error is measured
+    (default: every iterate counts the same; ``"mean"`` and ``"maximum"`` are names). ``toeplitz``,
+    ``banded``, ``blt`` and ``epoch-restarts`` are searched for it; for the maximum only where the
+    last iterate is known to be the noisiest, else for the mean, with a warning.
 
-    >>> design("dp-mf", steps=4)
-    <Factorization dp-mf: 4 steps, once, error 6.87..., gap ..., sensitivity 1>
+    The others are optimal for their own objective. They take ``tolerance``, the relative gap to
+    reach (default: 1e-9; for several epochs 1e-6 above 1,024 steps and 1e-4 above 4,096), and
+    ``buffers``. The optimum is a stream if the workload is a short recurrence and records take part
+    once, or ``dp-mf+`` restarts between any two participations. Then ``buffers="auto"`` uses the
+    fewest vectors of memory within 0.1 % of the optimum, ``"exact"`` as many as full precision
+    needs, and a number asks for the best stream of that many. Otherwise the optimum is dense, and a
+    number of buffers asks for the best stream whose buffers are each emptied once an epoch.
+
+    Args:
+        name: a name in the list above.
+        steps: number of steps of SGD at a constant rate; or give ``workload``.
+        epochs: number of passes over the data in a fixed order; or give ``participation``.
+        participation: the steps that one record may take part in.
+        workload: what the optimizer computes from gradients.
+        progress: called with a `ProgressReport` (``done`` iterations, ``gap``) while a search runs.
+            For several epochs it may return True to stop the search; the gap reached so far is
+            certified all the same.
+        **options: the options of the mechanism.
+
+    Raises:
+        ValueError: an argument is out of range, or arguments contradict each other.
+        TypeError: an argument is missing or of the wrong type, or the mechanism has no such option.
+        TooLargeError: the encoder is dense, and too large for the memory.
+
+    Example:
+        >>> design("dp-mf", steps=4)
+        <Factorization dp-mf: 4 steps, once, error 6.87..., gap ..., sensitivity 1>
     """
-    maker = _maker(name)
-    setting = _setting(steps, epochs, participation, workload)
+    mechanism = _mechanism(name)
+    workload = _workload(steps, workload)
+    participation = _participation(workload.steps, epochs, participation)
     known = options_for(name)
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise TypeError(
-            f"{unknown[0]} = {options[unknown[0]]!r}: {name} has no such option; it takes {', '.join(known) or 'none'}"
+            f"{unknown[0]} = {options[unknown[0]]!r}: {name} has no such option; it takes "
+            f"{', '.join(known)}"
         )
-    if isinstance(options.get("objective"), str):
-        options["objective"] = NAMED[check.choice("objective", options["objective"], tuple(NAMED))]
-    if "progress" in inspect.signature(maker).parameters:
-        options["progress"] = progress
-    made: Factorization = maker(setting, **options)
-    return made
+    if name in _OPTIMAL:
+        search = {key: options.pop(key) for key in SEARCH_OPTIONS if key in options}
+        if search.get("tolerance") is not None:
+            search["tolerance"] = check.positive_number("tolerance", search["tolerance"])
+        problem = Problem(workload, mechanism(workload, **options), participation)
+        shown = {key: getattr(problem.objective, key) for key in SHOWN_OPTIONS.get(name, ())}
+        return optimal(problem, progress=progress, **search).labelled(name, shown)
+    problem = Problem(workload, _objective(options.pop("objective", None)), participation)
+    if name in _SEARCHED:
+        options = _own_options(mechanism) | options
+        shown = {key: value for key, value in options.items() if value is not None}
+        return cached(mechanism, problem, progress=progress, **options).labelled(name, shown)
+    factorization: Factorization = mechanism(problem, **options)
+    return factorization
 
 
 def names() -> list[str]:
-    """Every name that `design` knows."""
-    return list(_MAKERS)
+    """The names that `design` knows.
+
+    Example:
+        >>> names()[:3]
+        ['dp-sgd', 'anti-pgd', 'chess']
+    """
+    return [*_CLOSED_FORM, *_SEARCHED, *_OPTIMAL]
 
 
 def options_for(name: str) -> list[str]:
-    """The options that `design` takes for ``name``."""
-    return [
-        p for p in inspect.signature(_maker(name)).parameters if p not in ("setting", "progress")
-    ]
+    """The options that `design` takes for ``name``.
+
+    Example:
+        >>> options_for("tree")
+        ['estimator', 'sensitivity', 'objective']
+    """
+    common = SEARCH_OPTIONS if name in _OPTIMAL else ("objective",)
+    return [*_own_options(_mechanism(name)), *common]
 
 
-# ---- one function a name; its keyword arguments are its options --------------------------------------------
-
-Setting = tuple[Workload, Participation]
-NAMED = {"mean": Average(), "maximum": Maximum()}
-
-
-def _dp_sgd(setting: Setting, *, objective: Objective | None = None) -> Factorization:
-    workload, participation = setting
-    return Identity("dp-sgd", workload, _judge(objective), participation)
+def _own_options(mechanism: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword arguments of the function, and their defaults."""
+    parameters = inspect.signature(mechanism).parameters.values()
+    return {
+        p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "progress"
+    }
 
 
-def _anti_pgd(setting: Setting, *, objective: Objective | None = None) -> Factorization:
-    workload, participation = setting
-    return Dense("anti-pgd", workload, _judge(objective), participation, anti_encoder(workload))
+# ---- encoders in closed form; the keyword arguments of a function are the options --------------
 
 
-def _chess(setting: Setting, *, objective: Objective | None = None) -> Factorization:
-    workload, participation = setting
-    return Toeplitz(
-        "chess", workload, _judge(objective), participation, chess_coefficients(), False
-    )
+def _dp_sgd(problem: Problem) -> Factorization:
+    return Identity("dp-sgd", **problem.fields)
 
 
-def _fourier(setting: Setting, *, objective: Objective | None = None) -> Factorization:
-    workload, participation = setting
-    return Dense(
-        "fourier", workload, _judge(objective), participation, fourier_encoder(workload.steps)
-    )
+def _anti_pgd(problem: Problem) -> Factorization:
+    return Dense("anti-pgd", **problem.fields, matrix=anti_encoder(problem.workload))
+
+
+def _chess(problem: Problem) -> Factorization:
+    return Toeplitz("chess", **problem.fields, coefficients=chess_coefficients(), normalized=False)
+
+
+def _fourier(problem: Problem) -> Factorization:
+    return Dense("fourier", **problem.fields, matrix=fourier_encoder(problem.steps))
 
 
 def _tree(
-    setting: Setting,
-    *,
-    estimator: str = "full",
-    sensitivity: str = "square",
-    objective: Objective | None = None,
+    problem: Problem, *, estimator: str = "full", sensitivity: str = "square"
 ) -> Factorization:
-    workload, participation = setting
     options = {"estimator": estimator, "sensitivity": sensitivity}
-    return Tree("tree", workload, _judge(objective), participation, options=options)
+    return Tree("tree", **problem.fields, options=options)
 
 
 def _sqrt_toeplitz(
-    setting: Setting,
-    *,
-    normalized: bool = True,
-    bands: int | None = None,
-    objective: Objective | None = None,
+    problem: Problem, *, normalized: bool = True, bands: int | None = None
 ) -> Factorization:
-    workload, participation = setting
     options: dict[str, Any] = {"normalized": check.flag("normalized", normalized)}
     if bands is not None:
         options["bands"] = check.whole_number("bands", bands)
-    coefficients = square_root_coefficients(
-        min(options.get("bands", workload.steps), workload.steps)
-    )
+    coefficients = square_root_coefficients(min(bands or problem.steps, problem.steps))
     return Toeplitz(
         "sqrt-toeplitz",
-        workload,
-        _judge(objective),
-        participation,
-        coefficients,
-        normalized,
+        **problem.fields,
+        coefficients=coefficients,
+        normalized=normalized,
         options=options,
     )
 
 
-def _bisr(
-    setting: Setting, *, bands: int | None = None, objective: Objective | None = None
-) -> Factorization:
-    workload, participation = setting
-    judge = _judge(objective)
-    if bands is None:
-        bands = best_bands("bisr", workload, judge, participation)
-    options = {"bands": check.whole_number("bands", bands)}
-    inverse = inverse_root_coefficients(workload, min(bands, workload.steps))
-    return InverseToeplitz("bisr", workload, judge, participation, inverse, options=options)
+def _bisr(problem: Problem, *, bands: int | None = None) -> Factorization:
+    bands = best_inverse_bands(problem) if bands is None else check.whole_number("bands", bands)
+    inverse = inverse_root_coefficients(problem.workload, min(bands, problem.steps))
+    return InverseToeplitz("bisr", **problem.fields, inverse=inverse, options={"bands": bands})
 
 
-def _lambda_cgd(
-    setting: Setting, *, correlation: float | None = None, objective: Objective | None = None
-) -> Factorization:
-    workload, participation = setting
-    judge = _judge(objective)
+def _lambda_cgd(problem: Problem, *, correlation: float | None = None) -> Factorization:
     if correlation is None:
-        correlation = best_correlation(workload, judge, participation)
-    options = {"correlation": check.real_number("correlation", correlation, minimum=0.0, below=1.0)}
-    inverse = np.array([1.0, -options["correlation"]])
-    return InverseToeplitz("lambda-cgd", workload, judge, participation, inverse, options=options)
+        correlation = best_correlation(problem)
+    correlation = check.real_number("correlation", correlation, minimum=0.0, below=1.0)
+    inverse, options = np.array([1.0, -correlation]), {"correlation": correlation}
+    return InverseToeplitz("lambda-cgd", **problem.fields, inverse=inverse, options=options)
 
 
-def _toeplitz(
-    setting: Setting,
-    *,
-    bands: int | None = None,
-    objective: Objective | None = None,
-    progress: Progress | None = None,
-) -> Factorization:
-    options = {} if bands is None else {"bands": check.whole_number("bands", bands)}
-    return _searched(
-        "toeplitz", toeplitz_optimum, setting, objective, options, progress, bands=bands
-    )
+# ---- objectives of the optimal designs ---------------------------------------------------------
 
 
-def _banded(
-    setting: Setting,
-    *,
-    bands: int = 16,
-    objective: Objective | None = None,
-    progress: Progress | None = None,
-) -> Factorization:
-    options = {"bands": check.whole_number("bands", bands)}
-    return _searched("banded", banded_optimum, setting, objective, options, progress, bands=bands)
+def _mean(workload: Workload, *, weights: Any = None, final_weight: float = 1.0) -> Objective:
+    return Average(weights, final_weight)
 
 
-def _blt(
-    setting: Setting,
-    *,
-    buffers: int = 4,
-    objective: Objective | None = None,
-    progress: Progress | None = None,
-) -> Factorization:
-    options = {"buffers": check.whole_number("buffers", buffers)}
-    if buffers > MOST:
-        raise ValueError(
-            f"buffers = {buffers}: at most {MOST}; further ones change nothing that can be measured"
-        )
-    return _searched("blt", blt_optimum, setting, objective, options, progress, buffers=buffers)
-
-
-def _epoch_restarts(
-    setting: Setting, *, objective: Objective | None = None, progress: Progress | None = None
-) -> Factorization:
-    return _searched("epoch-restarts", restarted, setting, objective, {}, progress)
-
-
-def _dp_mf(
-    setting: Setting,
-    *,
-    weights: Any = None,
-    final_weight: float = 1.0,
-    tolerance: float | None = None,
-    buffers: str | int = "auto",
-    progress: Progress | None = None,
-) -> Factorization:
-    return _optimal("dp-mf", setting, Average(weights, final_weight), tolerance, buffers, progress)
-
-
-def _dp_mf_plus(
-    setting: Setting,
+def _restarts(
+    workload: Workload,
     *,
     tau: int | None = None,
     weight: float | None = None,
     include_final: bool = False,
     anchor: str = "start",
-    tolerance: float | None = None,
-    buffers: str | int = "auto",
-    progress: Progress | None = None,
-) -> Factorization:
-    objective = Restarts(setting[0].steps if tau is None else tau, weight, include_final, anchor)
-    return _optimal(
-        "dp-mf+", setting, objective, tolerance, buffers, progress, {"tau": objective.tau}
-    )
+) -> Objective:
+    return Restarts(workload.steps if tau is None else tau, weight, include_final, anchor)
 
 
 def _damped(
-    setting: Setting,
+    workload: Workload,
     *,
     rho: float | None = None,
     learning_rate: float | None = None,
     smoothness: float | None = None,
     weights: Any = None,
     final_weight: float | None = None,
-    tolerance: float | None = None,
-    buffers: str | int = "auto",
-    progress: Progress | None = None,
-) -> Factorization:
+) -> Objective:
     if (learning_rate is None) != (smoothness is None):
         raise ValueError(
-            f"learning_rate = {learning_rate}, smoothness = {smoothness}: damping follows from both, or from rho"
+            f"learning_rate = {learning_rate}, smoothness = {smoothness}: give both, or rho"
         )
     if rho is not None and learning_rate is not None:
         raise ValueError(
-            f"rho = {rho} says what learning_rate and smoothness say too; give one or the other"
+            f"rho = {rho} follows from learning_rate and smoothness; give one or the other"
         )
     if learning_rate is not None:
         curvature = check.positive_number("learning_rate", learning_rate) * check.positive_number(
@@ -297,55 +254,41 @@ def _damped(
         )
         if curvature > 1:
             raise ValueError(f"learning_rate × smoothness = {curvature:g} must be at most 1")
-        rho = (
-            1.0 - 0.5 * curvature
-        )  # errors live along all curvatures up to the largest; half of it serves best
+        # Errors live along all curvatures up to the largest; half of it serves best.
+        rho = 1.0 - 0.5 * curvature
     if rho is None:
         rho = 1.0
         if final_weight is None:
-            final_weight = math.sqrt(setting[0].steps)
+            final_weight = math.sqrt(workload.steps)
             warnings.warn(
-                f"damped without rho, learning_rate or smoothness: rho = 1, final_weight = √steps = {final_weight:.4g}",
+                "damped without rho, learning_rate or smoothness: rho = 1, "
+                f"final_weight = √steps = {final_weight:.4g}",
                 stacklevel=3,
             )
-    final_weight = 1.0 if final_weight is None else final_weight
-    objective = Damped(rho, weights, final_weight)
-    options = {"rho": objective.rho, "final_weight": objective.final_weight}
-    return _optimal("damped", setting, objective, tolerance, buffers, progress, options)
+    return Damped(rho, weights, 1.0 if final_weight is None else final_weight)
 
 
 def _curvature(
-    setting: Setting,
+    workload: Workload,
     *,
     spectrum: Any = None,
     learning_rate: float = 1.0,
     probabilities: Any = None,
     weights: Any = None,
     final_weight: float = 1.0,
-    tolerance: float | None = None,
-    buffers: str | int = "auto",
-    progress: Progress | None = None,
-) -> Factorization:
+) -> Objective:
     if spectrum is None:
         raise TypeError(
             "curvature needs spectrum: the curvatures (Hessian eigenvalues) to design for"
         )
-    objective = Curvature(spectrum, learning_rate, probabilities, weights, final_weight)
-    return _optimal("curvature", setting, objective, tolerance, buffers, progress)
+    return Curvature(spectrum, learning_rate, probabilities, weights, final_weight)
 
 
-def _any_objective(
-    setting: Setting,
-    *,
-    objective: Objective | None = None,
-    tolerance: float | None = None,
-    buffers: str | int = "auto",
-    progress: Progress | None = None,
-) -> Factorization:
-    return _optimal("optimal", setting, _judge(objective), tolerance, buffers, progress)
+def _any_objective(workload: Workload, *, objective: Objective | str | None = None) -> Objective:
+    return _objective(objective)
 
 
-_MAKERS: dict[str, Callable[..., Factorization]] = {
+_CLOSED_FORM: dict[str, Callable[..., Factorization]] = {
     "dp-sgd": _dp_sgd,
     "anti-pgd": _anti_pgd,
     "chess": _chess,
@@ -354,107 +297,65 @@ _MAKERS: dict[str, Callable[..., Factorization]] = {
     "fourier": _fourier,
     "bisr": _bisr,
     "lambda-cgd": _lambda_cgd,
-    "toeplitz": _toeplitz,
-    "banded": _banded,
-    "blt": _blt,
-    "epoch-restarts": _epoch_restarts,
-    "dp-mf": _dp_mf,
-    "dp-mf+": _dp_mf_plus,
+}
+_SEARCHED: dict[str, Callable[..., Factorization]] = {
+    "toeplitz": toeplitz_optimum,
+    "banded": banded_optimum,
+    "blt": blt_optimum,
+    "epoch-restarts": epoch_restarts,
+}
+_OPTIMAL: dict[str, Callable[..., Objective]] = {
+    "dp-mf": _mean,
+    "dp-mf+": _restarts,
     "damped": _damped,
     "curvature": _curvature,
     "optimal": _any_objective,
 }
+SEARCH_OPTIONS = ("tolerance", "buffers")  # of the optimal designs
+SHOWN_OPTIONS = {"dp-mf+": ("tau",), "damped": ("rho", "final_weight")}
 
 
-def _searched(
-    name: str,
-    search: Callable[..., Factorization],
-    setting: Setting,
-    objective: Objective | None,
-    options: dict[str, Any],
-    progress: Progress | None,
-    **wanted: Any,
-) -> Factorization:
-    workload, participation = setting
-    judge = _judge(objective)
-    question = {
-        "form": name,
-        "workload": workload,
-        "objective": judge,
-        "participation": participation,
-        "wanted": wanted,
-    }
-
-    def make(watched: Progress) -> Factorization:
-        return search(
-            name, workload, judge, participation, options=options, progress=watched, **wanted
-        )
-
-    return remembered(question, make, name=name, options=options, progress=progress)
+# ---- checked arguments -------------------------------------------------------------------------
 
 
-def _optimal(
-    name: str,
-    setting: Setting,
-    objective: Objective,
-    tolerance: float | None,
-    buffers: str | int,
-    progress: Progress | None,
-    options: dict[str, Any] | None = None,
-) -> Factorization:
-    if tolerance is not None:
-        tolerance = check.positive_number("tolerance", tolerance)
-    workload, participation = setting
-    return optimal(
-        workload,
-        objective,
-        participation,
-        name=name,
-        options=options,
-        tolerance=tolerance,
-        buffers=buffers,
-        progress=progress,
-    )
+def _mechanism(name: Any) -> Callable[..., Any]:
+    mechanisms: dict[str, Callable[..., Any]] = {**_CLOSED_FORM, **_SEARCHED, **_OPTIMAL}
+    if not isinstance(name, str):
+        raise TypeError(f"name = {name!r} must be a string, one of {', '.join(mechanisms)}")
+    if name not in mechanisms:
+        raise ValueError(f"name = {name!r} must be one of {', '.join(mechanisms)}")
+    return mechanisms[name]
 
 
-def _judge(objective: Objective | None) -> Objective:
+def _objective(objective: Any) -> Objective:
     if objective is None:
         return Average()
-    judge: Objective = check.instance("objective", objective, Objective)
-    return judge
+    if isinstance(objective, str):
+        check.choice("objective", objective, tuple(NAMED_OBJECTIVES))
+        return NAMED_OBJECTIVES[objective]
+    checked: Objective = check.instance("objective", objective, Objective)
+    return checked
 
 
-def _maker(name: Any) -> Callable[..., Factorization]:
-    if not isinstance(name, str):
-        raise TypeError(f"name = {name!r} must be a string, one of {', '.join(_MAKERS)}")
-    if name not in _MAKERS:
-        raise ValueError(f"name = {name!r} is no mechanism of ours; there are {', '.join(_MAKERS)}")
-    return _MAKERS[name]
-
-
-def _setting(
-    steps: int | None,
-    epochs: int,
-    participation: Participation | None,
-    workload: Workload | None,
-) -> Setting:
+def _workload(steps: int | None, workload: Workload | None) -> Workload:
     if workload is None:
         if steps is None:
-            raise TypeError("steps = None: say how many steps training takes, or give a workload")
-        workload = Workload.sgd(steps)
-    else:
-        check.instance("workload", workload, Workload)
-        if steps is not None and check.whole_number("steps", steps) != workload.steps:
-            raise ValueError(
-                f"steps = {steps}, but the workload has {workload.steps}; leave steps out"
-            )
+            raise TypeError("steps = None: give the number of steps, or a workload")
+        return Workload.sgd(steps)
+    check.instance("workload", workload, Workload)
+    if steps is not None and check.whole_number("steps", steps) != workload.steps:
+        raise ValueError(f"steps = {steps}, but the workload has {workload.steps}; leave steps out")
+    return workload
+
+
+def _participation(steps: int, epochs: int, participation: Participation | None) -> Participation:
     if participation is None:
-        participation = from_epochs(workload.steps, epochs)
-    else:
-        check.instance("participation", participation, Participation)
-        if epochs != 1:
-            raise ValueError(
-                f"epochs = {epochs} and participation = {participation!r} say the same thing twice; give one"
-            )
-        participation.patterns(workload.steps)  # refuses what does not cover the steps
-    return workload, participation
+        return from_epochs(steps, epochs)
+    check.instance("participation", participation, Participation)
+    if epochs != 1:
+        raise ValueError(
+            f"epochs = {epochs} and participation = {participation!r} are two ways to say the same; "
+            "give one"
+        )
+    participation.patterns(steps)  # refuses a participation that does not cover the steps
+    return participation

@@ -1,35 +1,145 @@
-"""What the searches for the best encoder of a given form share: the problem as a recurrence, and descent."""
+"""`Problem`: workload, objective and participation, with the banded form."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from antiphase._util.checks import Array
+from antiphase._util.checks import Array, Indices
 from antiphase.objective import Average, Objective, Recurrence
+from antiphase.participation import Participation
 from antiphase.workload import Workload
 
-WIDEST = 4  # half-bandwidth up to which this path is taken
-LONGEST_WIDE = (
-    20_000  # steps up to which it is for a half-bandwidth above 2, where column norms take O(T²)
-)
+MAX_HALF_BANDWIDTH = 4
+MAX_STEPS_OF_WIDE_BANDS = 20_000  # above a half-bandwidth of 2 column norms take O(T²)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """``min tr(W X⁻¹)`` with ``W⁻¹ = N⁻¹PΛ⁻²PᵀN⁻ᵀ``, over the steps that move the model."""
+    """What an encoder is designed for: the argument of every solver.
+
+    Attributes:
+        workload: what the optimizer computes from gradients.
+        objective: how much each iterate counts.
+        participation: which steps one record may take part in.
+
+    Example:
+        >>> from antiphase.participation import epochs
+        >>> Problem(Workload.sgd(12), Average(), epochs(3, every=4)).period
+        4
+    """
+
+    workload: Workload
+    objective: Objective
+    participation: Participation
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of the workload."""
+        return self.workload.steps
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The three parts by name, as keyword arguments of a factorization."""
+        return {
+            "workload": self.workload,
+            "objective": self.objective,
+            "participation": self.participation,
+        }
+
+    @property
+    def period(self) -> int:
+        """Steps after which the same records come again; all steps if the order is not fixed."""
+        return min(self.participation.steps_per_epoch or self.steps, self.steps)
+
+    def evenly_spaced(self) -> Problem:
+        """The special case whose participations are evenly spaced, in a fixed order."""
+        return replace(self, participation=self.participation.evenly_spaced(self.steps))
+
+    @cached_property
+    def banded(self) -> BandedProblem | None:
+        """The banded form; None for matrices, spectra, or idle steps that do not drop out."""
+        recurrence = self.objective.recurrence(self.workload)
+        if recurrence is None:
+            return None
+        P, N, weights = recurrence
+        if self.workload.idle.any():
+            reduced = _without_idle_rows(self.workload, P, N, weights)
+            if reduced is None:
+                return None
+            P, N, weights = reduced
+        live = np.flatnonzero(~self.workload.idle).astype(np.int64)
+        banded = BandedProblem(np.ascontiguousarray(P), np.ascontiguousarray(N), weights, live)
+        limit = 2 if banded.size > MAX_STEPS_OF_WIDE_BANDS else MAX_HALF_BANDWIDTH
+        return banded if banded.half_bandwidth <= limit else None
+
+    @cached_property
+    def step_classes(self) -> Indices:
+        """Class of each step of the banded form; the steps of a class share one budget."""
+        assert self.banded is not None
+        return np.unique(self.banded.live % self.period, return_inverse=True)[1]
+
+    def recurrence(self, form: str) -> Recurrence:
+        """The objective as a recurrence over steps that all move the model.
+
+        Args:
+            form: what needs the recurrence, for the error message.
+
+        Raises:
+            ValueError: there is none.
+        """
+        recurrence = self.objective.recurrence(without_idle_steps(self.workload))
+        if recurrence is None:
+            raise ValueError(
+                f"{form} needs a workload that is a short recurrence and an objective of weighted "
+                f"iterates; here they are {self.workload.describe()} and "
+                f"{self.objective.describe()}. Use dp-mf or optimal, whose encoder is dense"
+            )
+        P, N, weights = recurrence
+        return Recurrence(np.ascontiguousarray(P), np.ascontiguousarray(N), weights)
+
+    def for_mean(self) -> Problem:
+        """This problem, or for the maximum the one for the mean error, with a warning.
+
+        It is for searches that cannot tell which iterate will be the noisiest.
+        """
+        if not self.objective.is_maximum:
+            return self
+        warnings.warn(
+            "the encoder is searched for the mean error, and judged by the largest", stacklevel=2
+        )
+        return replace(self, objective=Average())
+
+
+@dataclass(frozen=True)
+class BandedProblem:
+    """``min tr(W X⁻¹)`` with ``W⁻¹ = N⁻¹PΛ⁻²PᵀN⁻ᵀ`` over the steps that move the model.
+
+    Attributes:
+        P: bands of the left-hand side of the recurrence ``P u = N g``.
+        N: bands of the right-hand side.
+        weights: the diagonal of ``Λ``.
+        live: the steps that move the model, among all steps.
+    """
 
     P: Array
     N: Array
     weights: Array
-    live: NDArray[np.int64]  # the steps, of all there are
+    live: NDArray[np.int64]
+
+    @property
+    def size(self) -> int:
+        """Number of steps that move the model."""
+        return len(self.weights)
 
     @property
     def half_bandwidth(self) -> int:
+        """Half-bandwidth of ``LLᵀ + s²NDNᵀ``, at least 1."""
         return max(int(self.P.shape[1]), int(self.N.shape[1]), 2) - 1
 
     @cached_property
@@ -41,82 +151,62 @@ class Problem:
             scaled[a:, a] /= self.weights[: self.size - a]
         return scaled
 
-    @property
-    def size(self) -> int:
-        return len(self.weights)
-
     @cached_property
-    def starts(self) -> list[int]:
-        """Where the problem falls apart: no row from there on reaches back beyond it."""
+    def segments(self) -> list[tuple[int, int]]:
+        """Ranges of steps that are not coupled: no row reaches back beyond its range."""
         reach = np.arange(self.size)
         for bands in (self.P, self.N):
             for a in range(1, bands.shape[1]):
                 rows = np.flatnonzero(bands[a:, a]) + a
                 reach[rows] = np.minimum(reach[rows], rows - a)
         furthest = np.minimum.accumulate(reach[::-1])[::-1]
-        return [int(t) for t in np.flatnonzero(furthest == np.arange(self.size))]
+        starts = np.flatnonzero(furthest == np.arange(self.size)).tolist()
+        return list(zip(starts, [*starts[1:], self.size], strict=True))
 
-    def part(self, start: int, stop: int) -> Problem:
-        """The problem between two of the `starts`."""
-        return Problem(
+    @property
+    def longest_segment(self) -> int:
+        """Number of steps of the longest of the `segments`."""
+        return max(stop - start for start, stop in self.segments)
+
+    def part(self, start: int, stop: int) -> BandedProblem:
+        """The problem of one of the `segments`."""
+        return BandedProblem(
             self.P[start:stop], self.N[start:stop], self.weights[start:stop], self.live[start:stop]
         )
 
 
-def problem_of(workload: Workload, objective: Objective) -> Problem | None:
-    """The banded problem, or None where there is none: a matrix, a spectrum, idle steps that do not drop out."""
-    followed = objective.recurrence(workload)
-    if followed is None:
-        return None
-    P, N, weights = followed
-    if workload.idle.any():
-        reduced = _without_idle(workload, P, N, weights)
-        if reduced is None:
-            return None
-        P, N, weights = reduced
-    found = Problem(
-        np.ascontiguousarray(P),
-        np.ascontiguousarray(N),
-        weights,
-        np.flatnonzero(~workload.idle).astype(np.int64),
-    )
-    fits = found.half_bandwidth <= (2 if found.size > LONGEST_WIDE else WIDEST)
-    return found if fits else None
-
-
-def _without_idle(
+def _without_idle_rows(
     workload: Workload, P: Array, N: Array, weights: Array
 ) -> tuple[Array, Array, Array] | None:
-    """Rows in which nothing new arrives repeat the one before (their weight goes there), or are 0 (nothing arrived
-    yet)."""
+    """The recurrence over the steps that move the model; None if it is not short.
+
+    A row in which no gradient arrives repeats the row before, which gets its weight, or is 0.
+    """
     rows = np.flatnonzero(~workload.idle) + workload.delay
-    dead = np.setdiff1d(np.arange(rows[0], workload.steps), rows)
-    still = np.zeros(P.shape[1])
-    still[:2] = 1.0, -1.0
+    idle = np.setdiff1d(np.arange(rows[0], workload.steps), rows)
+    unchanged = np.zeros(P.shape[1])
+    unchanged[:2] = 1.0, -1.0
     contiguous = len(rows) == rows[-1] - rows[0] + 1
     if (
         workload.is_averaged
-        or not (P[dead] == still[: P.shape[1]]).all()
+        or not (P[idle] == unchanged[: P.shape[1]]).all()
         or not (contiguous or P.shape[1] == 2)
     ):
         return None
     squares = np.zeros(len(rows))
-    np.add.at(
-        squares,
-        np.searchsorted(rows, np.arange(rows[0], workload.steps), side="right") - 1,
-        weights[rows[0] :] ** 2,
-    )
+    last_row = np.searchsorted(rows, np.arange(rows[0], workload.steps), side="right") - 1
+    np.add.at(squares, last_row, weights[rows[0] :] ** 2)
     P, N = P[rows].copy(), N[rows].copy()
-    for bands in (P, N):  # what came before the first live row is 0
+    for bands in (P, N):  # what lies before the first row is 0
         bands[np.arange(len(rows))[:, None] < np.arange(bands.shape[1])] = 0.0
     return P, N, np.sqrt(squares)
 
 
 def without_idle_steps(workload: Workload) -> Workload:
-    """The optimizer to search for: no delay, and the least rate there is in place of 0.
+    """The workload without delay, with the least positive rate in place of 0.
 
-    An encoder of few parameters is not asked to tell idle steps from others; what it is worth is judged by the
-    workload itself.
+    Encoders of few parameters are searched for it, since they cannot treat idle steps differently;
+    their error is that of the workload itself.
     """
     rates = workload.learning_rates
     if rates is None or not workload.idle.any():
@@ -124,25 +214,3 @@ def without_idle_steps(workload: Workload) -> Workload:
     return replace(
         workload, delay=0, learning_rates=np.where(rates > 0, rates, rates[rates > 0].min())
     )
-
-
-def recurrence_of(name: str, workload: Workload, objective: Objective) -> Recurrence:
-    """The objective as a short recurrence over steps that all move the model; refused where there is none."""
-    found = objective.recurrence(without_idle_steps(workload))
-    if found is None:
-        raise ValueError(
-            f"{name} needs a workload that is a short recurrence and an objective of weighted iterates; here they are "
-            f"{workload.describe()} and {objective.describe()}. For these, dp-mf or optimal is dense"
-        )
-    P, N, weights = found
-    return Recurrence(np.ascontiguousarray(P), np.ascontiguousarray(N), weights)
-
-
-def searched_for(objective: Objective) -> Objective:
-    """``objective``, or the mean where nothing is known of which row is the largest; and says so."""
-    if not objective.is_maximum:
-        return objective
-    warnings.warn(
-        "the encoder is searched for the mean error, and judged by the largest", stacklevel=2
-    )
-    return Average()

@@ -19,6 +19,7 @@ from antiphase.errors import FileFormatError
 from antiphase.factorizations.base import Factorization, refuse_if_too_large
 from antiphase.mechanism import Mechanism
 from antiphase.noise import Key
+from antiphase.problem import Problem
 from antiphase.sampling import CyclicPoisson
 from antiphase.solvers.dispatch import best_bound
 
@@ -186,7 +187,7 @@ def _bound(f: Factorization, full: bool) -> Check:
             f"{f.error:.8g}",
             f.error >= f.bound * (1 - 1e-9),
         )
-    again = best_bound(f.workload, f.objective, f.participation)
+    again = best_bound(Problem(f.workload, f.objective, f.participation))
     # A bound may be lower than need be, not higher than one found now: but for where that search stops.
     holds = f.bound <= again * (1 + (1e-5 if f.steps <= DENSE else 2e-4)) and f.error >= f.bound * (
         1 - 1e-9

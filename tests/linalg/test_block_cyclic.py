@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from antiphase.linalg.block_cyclic import Gram, Root, add_inverse, near_diagonal
+from antiphase.linalg.block_cyclic import GramForm, RootForm, add_inverse, near_diagonal
 
 
 def dense(D, E):
@@ -31,7 +31,7 @@ def test_both_ways_give_the_inverse(count, size):
     inverse = np.linalg.inv(dense(D, E)).reshape(count, size, count, size)
     near = np.array([inverse[i, :, i] for i in range(count)])
     beside = np.array([inverse[i, :, (i + 1) % count] for i in range(count)])
-    for ring in (Gram(D[None], E[None]), Root(own[None], other[None])):
+    for ring in (GramForm(D[None], E[None]), RootForm(own[None], other[None])):
         S, T = near_diagonal(ring)
         np.testing.assert_allclose(S[0], near, rtol=1e-9, atol=1e-11)
         np.testing.assert_allclose(T[0], beside, rtol=1e-9, atol=1e-11)
@@ -50,7 +50,7 @@ def test_roots_keep_twice_the_digits():
     eigenvalues = 4 * np.sin(np.pi * np.arange(count) / count) ** 2 + little
     exact = (1 / eigenvalues).sum()
     D = own.swapaxes(2, 3) @ own + np.roll(other.swapaxes(2, 3) @ other, 1, axis=1)
-    gram, _ = near_diagonal(Gram(D, own.swapaxes(2, 3) @ other))
-    root, _ = near_diagonal(Root(own, other))
+    gram, _ = near_diagonal(GramForm(D, own.swapaxes(2, 3) @ other))
+    root, _ = near_diagonal(RootForm(own, other))
     assert root.sum() == pytest.approx(exact, rel=1e-8)
     assert gram.sum() != pytest.approx(exact, rel=1e-6)

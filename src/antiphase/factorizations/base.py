@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy
@@ -19,6 +20,7 @@ from antiphase.factorizations.noise_forms import NoiseForm
 from antiphase.factorizations.segments import Segment, Stream
 from antiphase.objective import Objective
 from antiphase.participation import Participation
+from antiphase.problem import Problem
 from antiphase.sensitivity import Columns, DenseColumns, is_exact, sensitivity
 from antiphase.workload import Workload
 
@@ -193,7 +195,7 @@ class Factorization(ABC):
             return self.bound
         from antiphase.solvers.dispatch import best_bound  # solvers import factorizations
 
-        return best_bound(self.workload, self.objective, self.participation)
+        return best_bound(Problem(self.workload, self.objective, self.participation))
 
     @property
     def gap(self) -> float:
@@ -269,6 +271,13 @@ class Factorization(ABC):
             self.encoder(), np.eye(self.steps), lower=True
         )
         return inverse
+
+    def labelled(self, name: str, options: Mapping[str, Any]) -> Self:
+        """The same factorization under another name; figures that are known are kept."""
+        labelled = copy.copy(self)
+        object.__setattr__(labelled, "name", name)
+        object.__setattr__(labelled, "options", dict(options))
+        return labelled
 
     # ---- files and words ----------------------------------------------------------------------
 

@@ -23,18 +23,29 @@ def apply(bands: Array, rows: Array) -> Array:
 
 def solve(bands: Array, rows: Array) -> Array:
     """Solve the triangular system for the right-hand sides ``rows``, a vector or a matrix."""
-    width, steps = bands.shape[1], len(bands)
-    stored = np.zeros((width, steps))  # LAPACK keeps column j of the matrix in column j
-    for i in range(min(width, steps)):
-        stored[i, : steps - i] = bands[i:, i]
     columns = rows if rows.ndim == 2 else rows[:, None]
     # dtbtrs does not pivot, so a triangular right-hand side has a triangular solution.
-    solution, info = scipy.linalg.lapack.dtbtrs(stored, columns, uplo="L")
+    solution, info = scipy.linalg.lapack.dtbtrs(_by_columns(bands), columns, uplo="L")
     if info:
         raise np.linalg.LinAlgError(
             f"row {info - 1} of a banded triangular matrix has a 0 on the diagonal"
         )
     out: Array = np.ascontiguousarray(solution).reshape(rows.shape)
+    return out
+
+
+def apply_transposed(bands: Array, x: Array) -> Array:
+    """Return the product of the transposed matrix with the vector ``x``."""
+    out = np.zeros_like(x)
+    for i in range(min(bands.shape[1], len(x))):
+        out[: len(x) - i] += bands[i:, i] * x[i:]
+    return out
+
+
+def solve_transposed(bands: Array, x: Array) -> Array:
+    """Solve the transposed triangular system for the vector ``x``."""
+    solution, _ = scipy.linalg.lapack.dtbtrs(_by_columns(bands), x[:, None], uplo="L", trans="T")
+    out: Array = solution[:, 0]
     return out
 
 
@@ -52,6 +63,15 @@ def multiply(left: Array, right: Array) -> Array:
     for i in range(left.shape[1]):
         out[:, i : i + right.shape[1]] += left[:, i, None] * shift_rows(right, i)
     return out
+
+
+def _by_columns(bands: Array) -> Array:
+    """Return the bands as LAPACK stores them: column j of the matrix in column j."""
+    width, steps = bands.shape[1], len(bands)
+    stored = np.zeros((width, steps))
+    for i in range(min(width, steps)):
+        stored[i, : steps - i] = bands[i:, i]
+    return stored
 
 
 def trim(bands: Array) -> Array:

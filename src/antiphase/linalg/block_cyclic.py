@@ -1,17 +1,19 @@
-r"""The inverse of a ring of blocks: each is coupled to the next, and the last to the first.
+r"""Inverses of block-cyclic tridiagonal matrices, by cyclic reduction.
 
-Every other block is eliminated at once, which leaves a ring of half as many; n blocks of size B take O(n B³) for all
-that lies next to the diagonal of the inverse, and O(n² B³) for the whole of it. A ring of one block is coupled to
-itself, and ends the recursion. Everything works on stacks ``(nodes, n, rows, B)``.
+Each block is coupled to the next, and the last to the first. Every other block is eliminated at
+once, which leaves a matrix of half as many. n blocks of size B take O(n B³) for the blocks next to
+the diagonal of the inverse, and O(n² B³) for all of it. The recursion ends at one block, which is
+coupled to itself. All functions work on stacks ``(nodes, n, rows, B)``.
 
-There are two ways to say what the matrix is. `Gram` has its blocks, and is fast. `Root` has the blocks of a ``J`` with
-``JᵀJ`` the matrix, eliminates by QR, and so loses half as many digits where the matrix is nearly singular.
+A matrix has one of two forms. `GramForm` has its blocks, and is fast. `RootForm` has the blocks of
+a ``J`` with ``JᵀJ`` the matrix, eliminates by QR, and loses half as many digits where the matrix is
+nearly singular.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,28 +21,56 @@ from antiphase._util.checks import Array, Indices
 
 
 class Eliminated(NamedTuple):
-    """What the odd blocks leave behind: ``D⁻¹``, and ``D⁻¹`` times the coupling to the left and to the right."""
+    """The eliminated odd blocks.
+
+    Attributes:
+        inverse: ``D⁻¹`` for each of them.
+        left: ``D⁻¹`` times the coupling to the block on the left.
+        right: ``D⁻¹`` times the coupling to the block on the right.
+    """
 
     inverse: Array
     left: Array
     right: Array
 
 
+class BlockCyclicMatrix(Protocol):
+    """A stack of symmetric block-cyclic matrices."""
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+
+    def single_inverse(self) -> Array:
+        """The inverse of a matrix of one block."""
+
+    def halved(self) -> tuple[BlockCyclicMatrix, Eliminated]:
+        """The Schur complement of the odd blocks, and what was eliminated."""
+
+
 @dataclass(frozen=True)
-class Gram:
-    """``D_i`` on the diagonal, ``E_i`` from block i to the next; one block alone stands for ``D + E + Eᵀ``."""
+class GramForm:
+    """A matrix by its blocks; a single block stands for ``D + E + Eᵀ``.
+
+    Attributes:
+        D: the blocks on the diagonal.
+        E: the blocks from each block row to the next.
+    """
 
     D: Array
     E: Array
 
     @property
     def count(self) -> int:
+        """Number of blocks."""
         return int(self.D.shape[1])
 
-    def alone(self) -> Array:
+    def single_inverse(self) -> Array:
+        """The inverse of a matrix of one block."""
         return _inverse(self.D + self.E + _t(self.E))
 
-    def halved(self) -> tuple[Gram, Eliminated]:
+    def halved(self) -> tuple[GramForm, Eliminated]:
+        """The Schur complement of the odd blocks, and what was eliminated."""
         odd = self.count // 2
         inverse = _inverse(self.D[:, 1::2])
         to_left, to_right = self.E[:, 0 : 2 * odd : 2], self.E[:, 1::2]
@@ -49,33 +79,40 @@ class Gram:
         kept[:, :odd] -= to_left @ gone.left
         kept[:, _right(self.count)] -= _t(to_right) @ gone.right
         between = -(to_left @ gone.right)
-        if self.count % 2:  # the last and the first are neighbours and both stay
+        if self.count % 2:  # the last and the first are neighbours, and both are kept
             between = np.concatenate([between, self.E[:, -1:]], axis=1)
-        return Gram(kept, between), gone
+        return GramForm(kept, between), gone
 
 
 @dataclass(frozen=True)
-class Root:
-    """Equations between each block and the next: coefficients of its ``own`` unknowns, and of the ``other``'s."""
+class RootForm:
+    """A matrix ``JᵀJ`` by the rows of ``J``, which couple each block to the next.
+
+    Attributes:
+        own: the coefficients of each block.
+        other: those of the next block, in the same rows.
+    """
 
     own: Array
     other: Array
 
     @property
     def count(self) -> int:
+        """Number of blocks."""
         return int(self.own.shape[1])
 
-    def alone(self) -> Array:
+    def single_inverse(self) -> Array:
+        """The inverse of a matrix of one block."""
         R = _inverse(np.asarray(np.linalg.qr(self.own + self.other, mode="r")))
         return R @ _t(R)
 
-    def halved(self) -> tuple[Root, Eliminated]:
+    def halved(self) -> tuple[RootForm, Eliminated]:
+        """The Schur complement of the odd blocks, and what was eliminated."""
         odd, B = self.count // 2, self.own.shape[3]
         before, after = slice(0, 2 * odd, 2), slice(1, None, 2)
         rows = self.own.shape[2]
-        stacked = np.zeros(
-            (len(self.own), odd, 2 * rows, 3 * B)
-        )  # unknowns: the one that goes, its left, its right
+        # Columns: the eliminated block, the one on its left, the one on its right.
+        stacked = np.zeros((len(self.own), odd, 2 * rows, 3 * B))
         stacked[:, :, :rows, :B] = self.other[:, before]
         stacked[:, :, :rows, B : 2 * B] = self.own[:, before]
         stacked[:, :, rows:, :B] = self.own[:, after]
@@ -89,28 +126,31 @@ class Root:
         if self.count % 2:
             own = np.concatenate([own, self.own[:, -1:]], axis=1)
             other = np.concatenate([other, self.other[:, -1:]], axis=1)
-        return Root(own, other), gone
+        return RootForm(own, other), gone
 
 
-Ring = Gram | Root
+def near_diagonal(matrix: BlockCyclicMatrix, neighbours: bool = True) -> tuple[Array, Array]:
+    """Blocks of the inverse on the diagonal, and between each block and the next.
 
+    Args:
+        matrix: the matrices to invert.
+        neighbours: whether the blocks between neighbours are needed; without it they are not valid.
 
-def near_diagonal(ring: Ring, neighbours: bool = True) -> tuple[Array, Array]:
-    """The blocks of the inverse on the diagonal, and between each block and the next (if asked for).
-
-    >>> S, _ = near_diagonal(Gram(np.full((1, 4, 1, 1), 3.0), np.full((1, 4, 1, 1), -1.0)))
-    >>> print(S.ravel().round(6))
-    [0.466667 0.466667 0.466667 0.466667]
+    Example:
+        >>> diagonal, next_to_diagonal = np.full((2, 1, 4, 1, 1), [[[[[3.0]]]], [[[[-1.0]]]]])
+        >>> S, _ = near_diagonal(GramForm(diagonal, next_to_diagonal))
+        >>> print(S.ravel().round(6))
+        [0.466667 0.466667 0.466667 0.466667]
     """
-    if ring.count == 1:
-        alone = ring.alone()
-        return alone, alone
-    rest, gone = ring.halved()
+    if matrix.count == 1:
+        inverse = matrix.single_inverse()
+        return inverse, inverse
+    rest, gone = matrix.halved()
     S, T = near_diagonal(rest)
-    odd, right = ring.count // 2, _right(ring.count)
+    odd, right = matrix.count // 2, _right(matrix.count)
     to_left = -(gone.left @ S[:, :odd] + gone.right @ _t(T[:, :odd]))
     to_right = -(gone.left @ T[:, :odd] + gone.right @ S[:, right])
-    diagonal = np.empty((len(S), ring.count, *S.shape[2:]))
+    diagonal = np.empty((len(S), matrix.count, *S.shape[2:]))
     diagonal[:, ::2] = S
     diagonal[:, 1::2] = gone.inverse - to_left @ _t(gone.left) - to_right @ _t(gone.right)
     if not neighbours:
@@ -118,23 +158,29 @@ def near_diagonal(ring: Ring, neighbours: bool = True) -> tuple[Array, Array]:
     beside = np.empty_like(diagonal)
     beside[:, 0 : 2 * odd : 2] = _t(to_left)
     beside[:, 1::2] = to_right
-    if ring.count % 2:
+    if matrix.count % 2:
         beside[:, -1] = T[:, -1]
     return diagonal, beside
 
 
-def add_inverse(total: Array, ring: Ring, weight: float) -> None:
-    """``total += weight · inverse``, the whole of it, of the only ring of a stack; ``total`` is ``(n, B, n, B)``."""
-    if ring.count == 1:
-        total[0, :, 0] += weight * ring.alone()[0, 0]
+def add_inverse(total: Array, matrix: BlockCyclicMatrix, weight: float) -> None:
+    """``total += weight · inverse`` for a stack of one matrix.
+
+    Args:
+        total: ``(n, B, n, B)``, changed in place.
+        matrix: the matrix to invert.
+        weight: its weight.
+    """
+    if matrix.count == 1:
+        total[0, :, 0] += weight * matrix.single_inverse()[0, 0]
         return
-    rest, gone = ring.halved()
+    rest, gone = matrix.halved()
     inverse, left, right = (part[0] for part in gone)
-    kept, odd, B = rest.count, ring.count // 2, total.shape[1]
+    kept, odd, B = rest.count, matrix.count // 2, total.shape[1]
     S = np.zeros((kept, B, kept, B))
     add_inverse(S, rest, 1.0)
     total[::2, :, ::2] += weight * S
-    following = _right(ring.count)
+    following = _right(matrix.count)
     rows = S.reshape(kept, B, kept * B)
     beside = -(left @ rows[:odd] + right @ rows[following]).reshape(odd, B, kept, B)
     del S, rows
@@ -157,5 +203,5 @@ def _inverse(blocks: Array) -> Array:
 
 
 def _right(count: int) -> Indices:
-    """Which of the kept blocks lies to the right of each odd one."""
+    """The kept block on the right of each odd one."""
     return (np.arange(count // 2) + 1) % (count - count // 2)

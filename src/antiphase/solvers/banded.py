@@ -1,101 +1,117 @@
-"""The best encoder with a given number of diagonals, by descent; O(T p²) an evaluation."""
+"""Best encoder with a given number of diagonals, by descent; O(T p²) for each evaluation.
+
+Columns are scaled so that every pattern of participation costs 1. In a fixed order the steps of a
+pattern share one budget, which is a little better than columns of one norm.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from antiphase._util import checks as check
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress
 from antiphase.factorizations.banded import Banded, outside
 from antiphase.factorizations.base import refuse_if_too_large
 from antiphase.linalg import banded
 from antiphase.linalg.lbfgs import MEMORY, descend
-from antiphase.objective import Objective
-from antiphase.participation import Participation
-from antiphase.problem import recurrence_of, searched_for
-from antiphase.workload import Workload
+from antiphase.problem import Problem
+from antiphase.solvers.closed_form import square_root_coefficients
 
-MOST_ITERATIONS = 500
+MAX_ITERATIONS = 500
 
 
 def banded_optimum(
-    name: str,
-    workload: Workload,
-    objective: Objective,
-    participation: Participation,
-    *,
-    bands: int,
-    options: dict[str, Any],
-    progress: Progress | None = None,
+    problem: Problem, *, bands: int = 16, progress: Progress | None = None
 ) -> Banded:
-    """The best encoder of so many diagonals that a descent finds, from the square root of the prefix sums on."""
-    bands = min(bands, workload.steps)
-    refuse_if_too_large(math.isqrt(workload.steps * bands) + 1, copies=4 * MEMORY)
-    # With Nesterov's momentum C A⁻¹ is not banded: the search is for heavy-ball momentum, the error what it is.
-    P, N, weights = recurrence_of(name, replace(workload, nesterov=False), searched_for(objective))
-    search = _Search(P / N, weights**2, participation, bands)
-    found = descend(search.loss, search.start(), iterations=MOST_ITERATIONS, progress=progress)
-    return Banded(name, workload, objective, participation, search.scaled(found), options=options)
+    """The best encoder of so many diagonals that a descent finds.
+
+    Args:
+        problem: a problem whose workload and objective are a short recurrence.
+        bands: number of diagonals; the noise needs one vector less.
+        progress: called in every iteration; stops the descent if it returns True.
+
+    Raises:
+        ValueError: the problem is no short recurrence.
+        TooLargeError: the search needs more memory than there is.
+
+    Example:
+        >>> from antiphase import Workload, objective, once
+        >>> problem = Problem(Workload.sgd(12), objective.Average(), once())
+        >>> banded_optimum(problem, bands=4).columns.shape
+        (12, 4)
+    """
+    bands = min(check.whole_number("bands", bands), problem.steps)
+    refuse_if_too_large(math.isqrt(problem.steps * bands) + 1, copies=4 * MEMORY)
+    # With Nesterov's momentum C A⁻¹ is not banded: the search is for heavy-ball momentum.
+    searched = replace(problem.for_mean(), workload=replace(problem.workload, nesterov=False))
+    P, N, weights = searched.recurrence("banded")
+    search = BandedSearch(P / N, weights**2, problem.period, bands)
+    x = descend(search.loss, search.start(), iterations=MAX_ITERATIONS, progress=progress)
+    return Banded("banded", **problem.fields, columns=search.scaled(x))
 
 
-class _Search:
-    """``ln error`` of the scaled encoder and its gradient, as a function of the entries of its columns."""
+class BandedSearch:
+    """``ln error`` of the scaled encoder and its gradient.
 
-    def __init__(
-        self, inverse: Array, squares: Array, participation: Participation, bands: int
-    ) -> None:
+    The parameters are the entries of its columns in one vector.
+    """
+
+    def __init__(self, inverse: Array, squares: Array, period: int, bands: int) -> None:
+        """Set up the search.
+
+        Args:
+            inverse: bands of the inverse workload ``A⁻¹``.
+            squares: squared weights of the iterates.
+            period: steps after which the same records come again, or all steps.
+            bands: number of diagonals.
+        """
         self._inverse, self._squares, self._shape = inverse, squares, (len(inverse), bands)
         self._outside = outside(np.empty(self._shape))
-        # In a fixed order the steps of a pattern share a budget, and lags count that the bands reach; in other orders
-        # columns of one norm serve best.
-        every = participation.steps_per_epoch or len(inverse)
-        self._owner = np.arange(len(inverse)) % every
-        self._lags = range(every, bands, every)
+        self._classes = np.arange(len(inverse)) % period
+        self._lags = range(period, bands, period)
 
     def start(self) -> Array:
+        """The square root of the prefix sums."""
         steps, bands = self._shape
-        i = np.arange(1, bands)
-        root = np.cumprod(np.concatenate([[1.0], (2 * i - 1) / (2 * i)]))
-        return np.tile(root, (steps, 1)).ravel()
+        return np.tile(square_root_coefficients(bands), (steps, 1)).ravel()
 
-    def _cut(self, x: Array) -> Array:
+    def _columns(self, x: Array) -> Array:
         columns = x.reshape(self._shape).copy()
         columns[self._outside] = 0.0
         return columns
 
     def _budgets(self, columns: Array) -> tuple[Array, list[Array]]:
-        """What each class costs, ``Σ|X_ii'|``, and the ``X_ii'`` of each lag."""
+        """The squared sensitivity of each class, ``Σ|X_ii'|``, and ``X_ii'`` for each lag."""
         cost: Array = np.square(columns).sum(axis=1)
         products = []
         for lag in self._lags:
             shared = (columns[:-lag, lag:] * columns[lag:, : self._shape[1] - lag]).sum(axis=1)
             cost[:-lag] += 2 * np.abs(shared)
             products.append(shared)
-        return np.bincount(self._owner, cost).astype(np.float64), products
+        return np.bincount(self._classes, cost).astype(np.float64), products
 
     def scaled(self, x: Array) -> Array:
-        """The columns scaled to their budget; rows of the encoder with a positive diagonal."""
-        columns = self._cut(x)
-        columns /= np.sqrt(self._budgets(columns)[0])[self._owner, None]
+        """The columns scaled to their budget, with the signs that make the diagonal positive."""
+        columns = self._columns(x)
+        columns /= np.sqrt(self._budgets(columns)[0])[self._classes, None]
         signs = np.sign(columns[:, 0])
-        t = np.minimum(
-            np.arange(len(columns))[:, None] + np.arange(columns.shape[1]), len(columns) - 1
-        )
-        flipped: Array = columns * signs[t]
+        rows = np.arange(len(columns))[:, None] + np.arange(columns.shape[1])
+        flipped: Array = columns * signs[np.minimum(rows, len(columns) - 1)]
         return flipped
 
     def loss(self, x: Array) -> tuple[float, Array]:
-        columns = self._cut(x)
+        """``ln error`` and its gradient."""
+        columns = self._columns(x)
         budgets, products = self._budgets(columns)
-        scale = budgets[self._owner, None] ** -0.5
+        scale = budgets[self._classes, None] ** -0.5
         error, slope = self._error(columns * scale)
         slope *= scale
-        through = -0.5 * np.bincount(self._owner, (slope * columns).sum(axis=1)) / budgets
-        share = through[self._owner]
+        through = -0.5 * np.bincount(self._classes, (slope * columns).sum(axis=1)) / budgets
+        share = through[self._classes]
         slope += 2 * share[:, None] * columns
         for lag, shared in zip(self._lags, products, strict=True):
             weight = (2 * share[:-lag] * np.sign(shared))[:, None]

@@ -1,8 +1,4 @@
-r"""DP-Fourier: the absolute value of the prefix sums, by way of a circulant matrix (Choquette-Choo et al. 2022).
-
-``S`` is the leading T × T block of the 2T × 2T circulant with first column ``(1, …, 1, 0, …, 0)``. The Gram matrix is
-the same block of that circulant's absolute value: Toeplitz, constant on the diagonal, and positive definite.
-"""
+"""Encoders in closed form: anti-PGD, chess, DP-Fourier, and square roots of the workload."""
 
 from __future__ import annotations
 
@@ -12,48 +8,59 @@ import scipy
 from antiphase._util.checks import Array
 from antiphase.factorizations.base import refuse_if_too_large
 from antiphase.linalg import banded, power_series
+from antiphase.linalg.cholesky import reversed_cholesky_of_gram
 from antiphase.problem import without_idle_steps
 from antiphase.workload import Workload
 
 
 def anti_encoder(workload: Workload) -> Array:
-    """``C = A``, ``B = I``: each step takes back the noise of the step before (the paper's Example 2.4).
+    """``C = A``, ``B = I``: each step subtracts the noise of the step before (Example 2.4).
 
-    For prefix sums ``sens(C)² = T``: at equal privacy far worse than independent noise.
+    For prefix sums ``sens(C)² = T``, at equal privacy far worse than independent noise.
+
+    Raises:
+        ValueError: some step does not change its own iterate.
     """
     encoder = workload.dense()
     if (np.diagonal(encoder) <= 0).any():
         raise ValueError(
-            f"anti-pgd has C = A, and the workload ({workload.describe()}) has steps that do not move their own "
-            "iterate; choose another mechanism, or a workload without delays and zero rates"
+            f"anti-pgd has C = A, but the workload ({workload.describe()}) has steps that do not "
+            "move their own iterate; choose another mechanism, or a workload without delays and "
+            "zero rates"
         )
     return encoder
 
 
 def chess_coefficients() -> Array:
-    """``C = (I + Z)/√2`` with ``Z`` the shift: noise that alternates in sign and never cancels (appendix A).
+    """``C = (I + Z)/√2`` with ``Z`` the shift: noise that alternates in sign (appendix A).
 
-    Almost the Frobenius norm of independent noise, yet gradient descent diverges under it.
+    It has almost the Frobenius norm of independent noise, yet gradient descent diverges under it.
     """
     return np.full(2, 0.5**0.5)
 
 
 def fourier_encoder(steps: int) -> Array:
-    """The lower-triangular ``C``, columns of norm 1, whose Gram matrix is the absolute circulant's leading block."""
+    """DP-Fourier: ``C`` from the absolute value of a circulant matrix.
+
+    The prefix sums are the leading T × T block of the 2T × 2T circulant with first column
+    ``(1, …, 1, 0, …, 0)``. The Gram matrix of ``C`` is the same block of that circulant's absolute
+    value, scaled to a unit diagonal: Toeplitz and positive definite.
+
+    References:
+        Choquette-Choo et al. (2022).
+    """
     refuse_if_too_large(steps)
     first = np.concatenate([np.ones(steps), np.zeros(steps)])
     absolute = np.fft.irfft(np.abs(np.fft.rfft(first)), 2 * steps)
-    X = scipy.linalg.toeplitz(absolute[:steps] / absolute[0])
-    # PRIVACY: CᵀC = X needs the reversed Cholesky factor (see dense.reversed_cholesky).   [G1]
-    encoder: Array = np.linalg.cholesky(X[::-1, ::-1]).T[::-1, ::-1]
-    return np.tril(encoder)
+    return reversed_cholesky_of_gram(scipy.linalg.toeplitz(absolute[:steps] / absolute[0]))
 
 
 def square_root_coefficients(steps: int) -> Array:
-    """``c_k = binom(2k, k)/4^k``, so that ``C² = S`` and ``B = C``; as a product, so that nothing overflows.
+    """``c_k = binom(2k, k)/4^k``, so that ``C² = S`` and ``B = C``, as a product to avoid overflow.
 
-    >>> square_root_coefficients(4)
-    array([1.    , 0.5   , 0.375 , 0.3125])
+    Example:
+        >>> square_root_coefficients(4)
+        array([1.    , 0.5   , 0.375 , 0.3125])
     """
     i = np.arange(1, steps)
     coefficients: Array = np.cumprod(np.concatenate([[1.0], (2 * i - 1) / (2 * i)]))
@@ -61,11 +68,17 @@ def square_root_coefficients(steps: int) -> Array:
 
 
 def inverse_root_coefficients(workload: Workload, bands: int) -> Array:
-    """The first ``bands`` coefficients of the inverse square root of the workload, where it is the same at every step;
-    else of the prefix sums.
+    """The first coefficients of the inverse square root of a time-invariant workload.
 
-    >>> inverse_root_coefficients(Workload.sgd(9), 4) + 0.0
-    array([ 1.    , -0.5   , -0.125 , -0.0625])
+    For other workloads they are those of the prefix sums.
+
+    Args:
+        workload: the workload.
+        bands: number of coefficients.
+
+    Example:
+        >>> inverse_root_coefficients(Workload.sgd(9), 4) + 0.0
+        array([ 1.    , -0.5   , -0.125 , -0.0625])
     """
     first = np.ones(bands)
     searched = without_idle_steps(workload)

@@ -1,11 +1,10 @@
-"""The design cache: the same design is not searched for twice."""
+"""Cache of designs on disk: the same problem is not solved twice."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,59 +12,74 @@ from antiphase._util import cache, files
 from antiphase._util.progress import Progress, ProgressReport
 from antiphase._util.values import digest
 from antiphase.factorizations.base import MALFORMED, Factorization, restore
+from antiphase.problem import Problem
 
 ALGORITHM = 5  # part of the cache's key: raise it when the same question would get another answer
-WORTH_KEEPING = 0.1  # seconds
-ASKED = ("workload", "objective", "participation")  # parts of a question that its answer must have
+MIN_SECONDS = 0.1  # searches that take less are not kept
 
 
-def remembered(
-    question: dict[str, Any],
-    make: Callable[[Progress], Factorization],
+def cached(
+    solver: Callable[..., Factorization],
+    problem: Problem,
     *,
-    name: str,
-    options: dict[str, Any],
     progress: Progress | None,
+    **options: Any,
 ) -> Factorization:
-    """What ``make`` returns, or what the cache has for the same ``question``; kept there if it took long and was not
-    stopped."""
-    asked = digest({"algorithm": ALGORITHM} | question)
-    path = cache.entry_path(asked)
-    if path is not None and (kept := _kept(path, asked, question)) is not None:
-        return replace(kept, name=name, options=options)
+    """The result of ``solver(problem, **options)``, from the cache if it is there.
+
+    A result is kept if the search took long and was not stopped.
+
+    Args:
+        solver: a function that takes the problem, the options and ``progress``.
+        problem: what the encoder is designed for.
+        progress: the callback of the search.
+        **options: the options of the solver, part of the cache's key.
+    """
+    question = digest(
+        {"algorithm": ALGORITHM, "solver": solver.__qualname__, "options": options} | problem.fields
+    )
+    path = cache.entry_path(question)
+    if path is not None and (entry := _entry(path, question, problem)) is not None:
+        return entry
+    watch = _Watch(progress)
     began = time.perf_counter()
-    stopped = False
-
-    def watched(report: ProgressReport) -> bool:
-        nonlocal stopped
-        stopped = bool(progress and progress(report)) or stopped
-        return stopped
-
-    found = make(watched)
-    if path is not None and not stopped and time.perf_counter() - began > WORTH_KEEPING:
-        with suppress(OSError):  # a full disk costs time next time, nothing else
-            files.write(path, found.content() | {"question": asked}, secret=True)
-    return found
+    solution = solver(problem, progress=watch, **options)
+    if path is not None and not watch.stopped and time.perf_counter() - began > MIN_SECONDS:
+        with suppress(OSError):  # with a full disk the design is searched for again
+            files.write(path, solution.content() | {"question": question}, secret=True)
+    return solution
 
 
-def _kept(path: Path, asked: str, question: dict[str, Any]) -> Factorization | None:
-    """The cached answer to ``question``; None if the entry is missing, damaged or answers another one.
+class _Watch:
+    """A progress callback that notices whether the search was stopped."""
 
-    Guarantee: workload, objective and participation are those asked for; the sensitivity is computed
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self.stopped = False
+
+    def __call__(self, report: ProgressReport) -> bool:
+        self.stopped |= bool(self._progress and self._progress(report))
+        return self.stopped
+
+
+def _entry(path: Path, question: str, problem: Problem) -> Factorization | None:
+    """The cached answer; None if it is missing, damaged or answers another question.
+
+    Guarantee: workload, objective and participation are those asked for. The sensitivity is computed
     from the encoder for that participation, and nothing of it is taken from the file.   [G1]
     """
     if not cache.is_trusted(path):
         return None
     try:
         content = files.read(path)
-        found = restore(content, path)
-        same = content.get("question") == asked
+        entry = restore(content, path)
+        same = content.get("question") == question
         # PRIVACY: the name of a file proves nothing; an encoder calibrated for records that take part
         # once promises too much where they take part in every epoch.   [G1]
-        same &= all(getattr(found, part) == question[part] for part in ASKED)
-        # The figures are computed here, from the encoder, so that one without figures is not used.
-        if same and found.sensitivity > 0 and (found.bound or 0.0) <= found.error * (1 + 1e-9):
-            return found
+        same &= all(getattr(entry, name) == part for name, part in problem.fields.items())
+        # The figures are computed here, from the encoder; an entry that has none is not used.
+        if same and entry.sensitivity > 0 and (entry.bound or 0.0) <= entry.error * (1 + 1e-9):
+            return entry
     except (*MALFORMED, OSError):  # FileFormatError is a ValueError
         pass
     with suppress(OSError):

@@ -1,159 +1,160 @@
-"""The certified optimum for a workload, an objective and a participation: the cheapest way that applies, and the
-cache."""
+"""Choice of the solver for the certified optimum of a problem."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from antiphase._util import checks as check
 from antiphase._util.progress import Progress
 from antiphase.factorizations.base import Factorization
-from antiphase.factorizations.streaming import Streaming
-from antiphase.objective import Objective
-from antiphase.participation import Participation
-from antiphase.solvers.block_diagonal import block_optimum
+from antiphase.problem import Problem
+from antiphase.solvers.block_diagonal import block_diagonal_optimum
 from antiphase.solvers.dense import dense_optimum
-from antiphase.solvers.design_cache import remembered
-from antiphase.solvers.few_buffers import fitted, windowed, with_fewest
-from antiphase.solvers.min_separation import separated
-from antiphase.solvers.minimax import levelled_optimum
-from antiphase.solvers.multi_epoch import bound_only, can_be_ringed, epoch_optimum
-from antiphase.solvers.streaming import can_be_streamed, streamed_optimum
-from antiphase.workload import Workload
+from antiphase.solvers.design_cache import cached
+from antiphase.solvers.few_buffers import few_buffers, refine
+from antiphase.solvers.min_separation import min_separation_encoder
+from antiphase.solvers.minimax import minimax_optimum
+from antiphase.solvers.multi_epoch import (
+    is_block_cyclic,
+    multi_epoch_bounds,
+    multi_epoch_optimum,
+)
+from antiphase.solvers.streaming import is_streamable, streaming_optimum
 
-SOLVERS: dict[str, Callable[..., Factorization]] = {
-    "streamed": streamed_optimum,
-    "windowed": windowed,
-    "blocks": block_optimum,
-    "epochs": epoch_optimum,
-    "dense": dense_optimum,
-}
-DENSE_IS_CHEAP = 4096  # steps up to which an encoder is made even if only its bound is asked for
+MAX_DENSE_BOUND_STEPS = 4096  # steps above which a bound is computed without an encoder
 
 
 def optimal(
-    workload: Workload,
-    objective: Objective,
-    participation: Participation,
+    problem: Problem,
     *,
-    name: str = "optimal",
-    options: dict[str, Any] | None = None,
     tolerance: float | None = None,
     buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Factorization:
-    """The factorization of least error, with a certified bound on how far from least it can be.   [G5]
+    """The factorization of least error, from the cache or from the solver that fits the problem.
 
-    In the form of a stream where there is one (a workload that is a short recurrence; one participation, or restarts
-    between any two), with as many ``buffers`` as asked for; else by blocks; else dense. Where only a dense encoder is
-    optimal and so many ``buffers`` are asked for, the best stream of that many that a descent finds. ``tolerance`` is
-    the relative gap at which the search stops; unless given, 1e-9, and less sharp where several epochs have many steps.
+    It is a stream if the workload is a short recurrence and records take part once, or the
+    objective restarts between any two participations. Else it is block diagonal or dense, or with a
+    number of buffers the best stream that a descent finds.
+
+    Guarantee: ``lower_bound`` is a bound on the error of every factorization.   [G5]
+
+    Args:
+        problem: what the encoder is designed for.
+        tolerance: the relative gap to reach; `default_tolerance` unless given.
+        buffers: for streams ``"exact"``, ``"auto"`` (the fewest within 0.1 % of the optimum), or
+            how many.
+        progress: called while a search runs; returns True to stop a search for several epochs.
+
+    Raises:
+        ValueError: no solver yields the number of buffers that is asked for.
+        TooLargeError: the encoder is dense, and too large for the memory.
+
+    Example:
+        >>> from antiphase import Workload, epochs, objective
+        >>> optimal(Problem(Workload.sgd(8), objective.Average(), epochs(2, every=4)))
+        <Factorization optimal: 8 steps, 2 epochs of 4 steps, error 23.1..., gap ..., sensitivity 1>
     """
-    form = _form(workload, objective, participation, buffers)
-    gap = (
-        tolerance if tolerance is not None else _worth_waiting_for(workload.steps, form, objective)
-    )
-    question = {
-        "form": form,
-        "buffers": buffers if form in ("streamed", "windowed", "separated") else None,
-        "workload": workload,
-        "objective": objective,
-        "participation": participation,
-        "tolerance": gap,
-    }
-
-    levelled = objective.is_maximum
-
-    def solved(
-        objective: Objective, tolerance: float, buffers: str | int, watched: Progress | None
-    ) -> Factorization:
-        def of(who: Participation) -> Factorization:
-            form = _form(workload, objective, who, buffers)
-            wanted: dict[str, Any] = {} if form == "windowed" else {"tolerance": tolerance}
-            if form in ("streamed", "windowed"):
-                wanted["buffers"] = buffers
-            found = SOLVERS[form](
-                name, workload, objective, who, options=options or {}, progress=watched, **wanted
-            )
-            if (
-                not isinstance(found, Streaming)
-                or form != "streamed"
-                or levelled
-                or buffers == "exact"
-            ):
-                return found
-            if isinstance(buffers, str):
-                return with_fewest(found, progress=watched)
-            return fitted(found, buffers, progress=watched)
-
-        if form == "separated":
-            return separated(participation, workload.steps, of)
-        return of(participation)
-
-    def make(watched: Progress) -> Factorization:
-        if not levelled:
-            return solved(objective, gap, buffers, watched)
-
-        def weighted(average: Objective, sharply: bool) -> Factorization:
-            return solved(average, gap / 10, "exact" if sharply else buffers, None)
-
-        return levelled_optimum(weighted, workload.steps, tolerance=gap, progress=watched)
-
-    return remembered(question, make, name=name, options=options or {}, progress=progress)
+    _check_buffers(problem, buffers)
+    if tolerance is None:
+        tolerance = default_tolerance(problem)
+    return cached(solve, problem, progress=progress, tolerance=tolerance, buffers=buffers)
 
 
-def best_bound(workload: Workload, objective: Objective, participation: Participation) -> float:
-    """A certified bound on the error of every factorization; for many steps and epochs, without making one."""
-    if (
-        workload.steps > DENSE_IS_CHEAP
-        and not objective.is_maximum
-        and _form(workload, objective, participation, "auto") == "epochs"
-    ):
-        low, _ = bound_only(
-            workload,
-            objective,
-            participation,
-            tolerance=_worth_waiting_for(workload.steps, "epochs"),
+def solve(
+    problem: Problem,
+    *,
+    tolerance: float,
+    buffers: str | int = "auto",
+    refined: bool = True,
+    progress: Progress | None = None,
+) -> Factorization:
+    """The factorization of least error, by the solver that fits the problem.
+
+    Args:
+        problem: what the encoder is designed for.
+        tolerance: the relative gap to reach.
+        buffers: as in `optimal`.
+        refined: whether streams of few buffers are improved by a descent.
+        progress: as in `optimal`.
+    """
+    if problem.objective.is_maximum:
+        weighted_solver = partial(solve, refined=False)
+        return minimax_optimum(
+            problem, weighted_solver, tolerance=tolerance, buffers=buffers, progress=progress
         )
-        return low
-    return optimal(workload, objective, participation).lower_bound
+    if is_streamable(problem):
+        stream = streaming_optimum(problem, tolerance=tolerance, buffers=buffers, progress=progress)
+        return refine(problem, stream, buffers, progress=progress) if refined else stream
+    if _only_evenly_spaced_is_solved(problem, buffers):
+        fixed_order_solver = partial(
+            solve, tolerance=tolerance, buffers=buffers, refined=refined, progress=progress
+        )
+        return min_separation_encoder(problem, fixed_order_solver)
+    if _is_block_diagonal(problem):
+        return block_diagonal_optimum(problem, tolerance=tolerance, progress=progress)
+    if not isinstance(buffers, str):
+        return few_buffers(problem, buffers=buffers, progress=progress)
+    if is_block_cyclic(problem):
+        return multi_epoch_optimum(problem, tolerance=tolerance, progress=progress)
+    return dense_optimum(problem, tolerance=tolerance, progress=progress)
 
 
-def _form(
-    workload: Workload, objective: Objective, participation: Participation, buffers: str | int
-) -> str:
+def best_bound(problem: Problem) -> float:
+    """A certified bound on the error of every factorization.
+
+    For many steps and epochs it is computed without an encoder.
+    """
+    if (
+        problem.steps > MAX_DENSE_BOUND_STEPS
+        and not problem.objective.is_maximum
+        and not is_streamable(problem)
+        and is_block_cyclic(problem)
+    ):
+        return multi_epoch_bounds(problem, tolerance=default_tolerance(problem))[0]
+    return optimal(problem).lower_bound
+
+
+def default_tolerance(problem: Problem) -> float:
+    """The relative gap at which a search stops unless told otherwise."""
+    if problem.objective.is_maximum:
+        return 1e-4
+    several_epochs = is_block_cyclic(problem) or not problem.participation.fixed_order
+    if is_streamable(problem) or not several_epochs or problem.steps <= 1024:
+        return 1e-9
+    return 1e-6 if problem.steps <= 4096 else 1e-4
+
+
+def _only_evenly_spaced_is_solved(problem: Problem, buffers: str | int) -> bool:
+    """Whether participations are in any order, and the solver is that for evenly spaced ones."""
+    if problem.participation.fixed_order:
+        return False
+    return isinstance(buffers, str) or is_streamable(problem.evenly_spaced())
+
+
+def _is_block_diagonal(problem: Problem) -> bool:
+    single = problem.participation.max_participations == 1
+    return single and problem.objective.independent_blocks(problem.workload) is not None
+
+
+def _check_buffers(problem: Problem, buffers: str | int) -> None:
     if isinstance(buffers, str):
         check.choice("buffers", buffers, ("auto", "exact"))
-    else:
-        check.whole_number("buffers", buffers)
-    if can_be_streamed(workload, objective, participation):
-        return "streamed"
-    if not participation.fixed_order and (
-        isinstance(buffers, str)
-        or can_be_streamed(workload, objective, participation.evenly_spaced(workload.steps))
+        return
+    check.whole_number("buffers", buffers)
+    if (
+        is_streamable(problem)
+        or _only_evenly_spaced_is_solved(problem, buffers)
+        or _is_block_diagonal(problem)
     ):
-        return "separated"
-    if participation.max_participations == 1 and objective.independent_blocks(workload):
-        return "blocks"
-    if not isinstance(buffers, str):
-        if objective.recurrence(workload) is None:
-            raise ValueError(
-                f"buffers = {buffers}: this design has no form with few buffers (that needs a workload that is a short "
-                "recurrence and an objective of weighted iterates); leave buffers out"
-            )
-        if objective.is_maximum:
-            raise ValueError(
-                f"buffers = {buffers}: few buffers for several epochs are searched for weighted iterates, not for the "
-                "noisiest one; leave buffers out"
-            )
-        return "windowed"
-    return "epochs" if can_be_ringed(workload, objective, participation) else "dense"
-
-
-def _worth_waiting_for(steps: int, form: str, objective: Objective | None = None) -> float:
-    if objective is not None and objective.is_maximum:
-        return 1e-4
-    if form not in ("epochs", "separated"):
-        return 1e-9
-    return 1e-9 if steps <= 1024 else 1e-6 if steps <= 4096 else 1e-4
+        return
+    if problem.objective.recurrence(problem.workload) is None:
+        raise ValueError(
+            f"buffers = {buffers}: this design has no form with few buffers, which needs a workload "
+            "that is a short recurrence and an objective of weighted iterates; leave buffers out"
+        )
+    if problem.objective.is_maximum:
+        raise ValueError(
+            f"buffers = {buffers}: with several epochs, few buffers need an objective of weighted "
+            "iterates rather than the maximum; leave buffers out"
+        )

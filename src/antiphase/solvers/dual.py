@@ -1,7 +1,8 @@
-r"""The certified optimum: ``min tr(W X⁻¹)`` over the Gram matrices ``X = CᵀC`` of sensitivity 1.
+r"""Dual ascent with a certified bound: ``min tr(W X⁻¹)`` over Gram matrices ``X = CᵀC``.
 
-The steps fall into classes (one step each for a single participation; the steps of one position within the epoch for
-several). The dual has one positive definite matrix ``V_j`` with constant diagonal ``m_j`` for each class:
+``X`` has sensitivity 1. The steps are divided into classes: single steps for one participation, the
+steps at one position within the epoch for several. The dual has one positive definite matrix
+``V_j`` with constant diagonal ``m_j`` for each class:
 
     g(V) = 2 tr((M V Mᵀ)^½) − Σ m_j,      X(V) = Mᵀ(M V Mᵀ)^-½ M,      lower bound (tr X V)² / Σ m_j
 
@@ -9,11 +10,12 @@ The minorant of ``tr((M V Mᵀ)^½)`` at the current point, a nuclear norm, is m
 
     Q_j = X_j V_j X_j,      V_j ← (Σ_i √(Q_j)_ii)² · corr(Q_j)
 
-which never lowers the bound. Anderson's extrapolation is tried first and kept only if the bound rises: affine
-combinations keep the diagonals constant, so all that can go wrong is definiteness, which the Cholesky factor notices.
+which never lowers the bound. Anderson's extrapolation is tried first and kept only if the bound
+rises. Affine combinations keep the diagonals constant but may be indefinite, which the Cholesky
+factorization detects.
 
-`climb` needs nothing but the blocks ``X_j``. `solve` gets them from a dense singular value decomposition, for any
-workload; `epochs` from a ring of blocks, for short recurrences.
+`climb` needs the blocks ``X_j`` only. `solve` computes them by a dense singular value
+decomposition, for any workload; `multi_epoch` by block-cyclic matrices, for short recurrences.
 """
 
 from __future__ import annotations
@@ -26,50 +28,66 @@ import numpy as np
 
 from antiphase._util.checks import Array, Indices
 from antiphase._util.progress import Progress, ProgressReport
+from antiphase.linalg.anderson import Anderson
 
-MEMORY = 10  # how many earlier steps the extrapolation looks at
-ROUNDING = (
-    1e-12  # the bound is lowered by so much, relatively, for the rounding of its own computation
-)
+MEMORY = 10  # earlier steps used by the extrapolation
+ROUNDING = 1e-12  # relative margin by which the bound is lowered for rounding
+MAX_ITERATIONS = 500
 
 
 @dataclass(frozen=True)
 class Point:
-    """A dual point and what is known there."""
+    """A dual point, and what is known there.
 
-    V: list[Array]  # one stack of k × k matrices for each class size
-    X: list[Array]  # the blocks of X(V), likewise
+    Attributes:
+        V: one stack of k × k matrices for each class size k.
+        X: the blocks of X(V), likewise.
+        bound: the lower bound that V certifies.
+        error: the error of the feasible point, or an estimate of it.
+        noise: the relative rounding error of the bound.
+        more: what `evaluate` keeps for its own use.
+    """
+
+    V: list[Array]
+    X: list[Array]
     bound: float
-    error: float  # of the feasible point, or an estimate of it
-    noise: float = 1e-15  # relative rounding error of the bound
-    more: Any = None  # whatever `evaluate` wants to keep
+    error: float
+    noise: float = 1e-15
+    more: Any = None
 
     @property
     def gap(self) -> float:
+        """Relative difference of error and bound."""
         return self.error / self.bound - 1
 
     def rises_from(self, other: Point) -> bool:
-        """Whether the bound is higher; or the same as far as can be told, with a better feasible point."""
+        """Whether the bound is higher, or equal up to rounding with a better feasible point."""
         level = other.bound * (1 - max(self.noise, other.noise))
         return self.bound > other.bound or (self.bound >= level and self.gap < other.gap)
 
 
-Evaluate = Callable[[list[Array]], Point]  # raises LinAlgError where V is not definite
+Evaluate = Callable[[list[Array]], Point]
+"""The dual function. Raises LinAlgError where V is not positive definite."""
 
 
 @dataclass(frozen=True)
-class Climbed:
-    """Where a climb ended: the point of least gap, the best bound, and the bound after every iteration."""
+class Ascent:
+    """Result of `climb`.
+
+    Attributes:
+        best: the point of least gap.
+        bounds: the bound at the start and after every iteration.
+        stopped: whether the progress callback stopped the search.
+    """
 
     best: Point
-    bound: float
     bounds: list[float]
-    stopped: bool = False  # because `progress` said so
+    stopped: bool = False
 
-
-def start(sizes: Sequence[tuple[int, int]]) -> list[Array]:
-    """A first ``V`` for so many classes (first) of such a size (second)."""
-    return [np.tile(0.8 * np.eye(size) + 0.2, (count, 1, 1)) for count, size in sizes]
+    @property
+    def bound(self) -> float:
+        """The best bound."""
+        return max(self.bounds)
 
 
 def climb(
@@ -77,39 +95,42 @@ def climb(
     V: list[Array],
     *,
     tolerance: float,
-    iterations: int = 500,
+    iterations: int = MAX_ITERATIONS,
     progress: Progress | None = None,
-) -> Climbed:
-    """Raise the bound from ``V`` until the feasible point is within ``tolerance`` of it, or rounding stops the rise.
+) -> Ascent:
+    """Raise the bound until the feasible point is within ``tolerance`` of it, or rounding prevails.
 
-    Guarantee: the bound of every point visited holds, and none is below the one before by more than rounding.   [G5]
+    Guarantee: the bound of every point visited holds, and none is below the one before by more than
+    rounding.   [G5]
+
+    Args:
+        evaluate: the dual function.
+        V: the first point.
+        tolerance: the relative gap to reach.
+        iterations: the maximum number of iterations.
+        progress: called in every iteration; stops the search if it returns True.
     """
     point = best = evaluate(V)
     bounds = [point.bound]
-    history: list[tuple[list[Array], list[Array]]] = []
+    anderson = Anderson(MEMORY)
     while best.gap > tolerance and len(bounds) <= iterations:
         plain = plain_step(point)
-        history = [
-            *history[-MEMORY:],
-            (plain, [g - v for g, v in zip(plain, point.V, strict=True)]),
-        ]
-        rise = _accelerated(evaluate, point, history) if len(history) > 1 else None
+        rise = _extrapolated(evaluate, point, plain, anderson)
         if rise is None:
-            history = history[-1:]
+            anderson.restart()
             rise = evaluate(plain)
         if not rise.rises_from(point):
-            break  # as good as rounding allows
+            break  # converged up to rounding
         point = rise
         bounds.append(point.bound)
         best = min(best, point, key=lambda p: p.gap)
         if progress and progress(ProgressReport(len(bounds) - 1, gap=best.gap)):
-            return Climbed(best, max(bounds), bounds, stopped=True)
-    return Climbed(best, max(bounds), bounds)
+            return Ascent(best, bounds, stopped=True)
+    return Ascent(best, bounds)
 
 
 def plain_step(point: Point) -> list[Array]:
-    """The maximiser of the minorant, scaled so that the diagonals ``m_j`` have mean 1 (the bound does not see
-    scale)."""
+    """The maximiser of the minorant, scaled so that the diagonals ``m_j`` have mean 1."""
     out = []
     for v, x in zip(point.V, point.X, strict=True):
         Q = x @ v @ x
@@ -123,22 +144,19 @@ def plain_step(point: Point) -> list[Array]:
     return [v / mean for v in out]
 
 
-def _accelerated(
-    evaluate: Evaluate, point: Point, history: list[tuple[list[Array], list[Array]]]
+def _extrapolated(
+    evaluate: Evaluate, point: Point, plain: list[Array], anderson: Anderson
 ) -> Point | None:
-    """Anderson's extrapolation of the plain steps; None unless it is definite and raises the bound."""
+    """The extrapolated point; None unless it is definite and raises the bound."""
     weight = np.concatenate([np.broadcast_to(1 / v[:, :1, :1], v.shape).ravel() for v in point.V])
-    flat = [np.concatenate([part.ravel() for part in residual]) * weight for _, residual in history]
-    differences = np.column_stack([flat[-1] - earlier for earlier in flat[:-1]])
-    theta, *_ = np.linalg.lstsq(differences, flat[-1], rcond=1e-10)
-    V = []
-    for i, latest in enumerate(history[-1][0]):
-        mixed = latest.copy()
-        for t, (steps, _) in zip(theta, history[:-1], strict=True):
-            mixed -= t * (latest - steps[i])
-        if (mixed[:, 0, 0] <= 0).any():
-            return None
-        V.append(mixed)
+    step, current = (np.concatenate([v.ravel() for v in V]) for V in (plain, point.V))
+    mixed = anderson.extrapolate(step, step - current, weight)
+    if mixed is None:
+        return None
+    ends = np.cumsum([v.size for v in plain])[:-1]
+    V = [part.reshape(v.shape) for part, v in zip(np.split(mixed, ends), plain, strict=True)]
+    if any((v[:, 0, 0] <= 0).any() for v in V):
+        return None
     try:
         candidate = evaluate(V)
     except np.linalg.LinAlgError:  # not definite
@@ -146,12 +164,16 @@ def _accelerated(
     return candidate if candidate.rises_from(point) else None
 
 
-# ---- the dense way -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Optimum:
-    """A feasible Gram matrix in factored form, ``X = YᵀY``, and a bound that certifies how good it is."""
+    """A feasible Gram matrix in factored form, with the bound that certifies it.
+
+    Attributes:
+        factor: ``Y`` with ``X = YᵀY``.
+        lower_bound: the certified bound.
+        gap: the relative gap of error and bound.
+        iterations: number of iterations.
+    """
 
     factor: Array
     lower_bound: float
@@ -164,36 +186,38 @@ def solve(
     classes: Sequence[Indices],
     *,
     tolerance: float = 1e-9,
-    iterations: int = 500,
+    iterations: int = MAX_ITERATIONS,
     progress: Progress | None = None,
 ) -> Optimum:
-    """The optimum for ``W = rootᵀroot``, whose columns are partitioned into ``classes``, to a relative gap of
-    ``tolerance``.
+    """The optimum for ``W = rootᵀroot``, by dense linear algebra.
 
-    Guarantee: `Optimum.lower_bound` holds whether or not the iteration converged; `Optimum.gap` says how far it got.
-    [G5]
+    Guarantee: `Optimum.lower_bound` holds whether or not the iteration converged.   [G5]
+
+    Args:
+        root: the weighted iterates (rows) as a function of the gradients (columns).
+        classes: a partition of the columns into sets that one record may take part in.
+        tolerance: the relative gap to reach.
+        iterations: the maximum number of iterations.
+        progress: called in every iteration; stops the search if it returns True.
     """
     if root.shape[0] > root.shape[1]:
         root = np.asarray(np.linalg.qr(root, mode="r"))
     sizes = sorted({len(c) for c in classes})
     groups = [np.array([c for c in classes if len(c) == size]) for size in sizes]
-    first = start([(len(g), g.shape[1]) for g in groups])
-    found = climb(
+    ascent = climb(
         lambda V: _evaluate(root, groups, V),
-        first,
+        [np.tile(0.8 * np.eye(g.shape[1]) + 0.2, (len(g), 1, 1)) for g in groups],
         tolerance=tolerance,
         iterations=iterations,
         progress=progress,
     )
-    certified = found.bound * (1 - ROUNDING)
-    factor, scale = found.best.more
-    return Optimum(
-        factor * scale, certified, found.best.error / certified - 1, len(found.bounds) - 1
-    )
+    bound = ascent.bound * (1 - ROUNDING)
+    factor, scale = ascent.best.more
+    return Optimum(factor * scale, bound, ascent.best.error / bound - 1, len(ascent.bounds) - 1)
 
 
 def _evaluate(root: Array, groups: list[Indices], V: list[Array]) -> Point:
-    """One SVD: ``M F = U Σ Pᵀ`` with ``V = F Fᵀ`` gives ``X(V) = F⁻ᵀ P Σ Pᵀ F⁻¹``, its inverse, and both bounds."""
+    """``X(V) = F⁻ᵀ P Σ Pᵀ F⁻¹``, its inverse and both bounds, by the SVD ``M F = U Σ Pᵀ``."""
     n = root.shape[1]
     F = [np.linalg.cholesky(v) for v in V]
     MF = np.empty((len(root), n))

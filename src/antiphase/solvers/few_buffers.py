@@ -1,34 +1,25 @@
-"""The search for the best buffers: what each step feeds to each of them, and how fast they decay, all of it free.
+r"""Streams with a given number of buffers, by descent over all their coefficients.
 
-``kept`` and ``fed`` say where a buffer is emptied and where nothing enters it. Error and gradient take O(T m²); the
-columns are scaled so that the squares of a class of steps add up to 1.
+What each step feeds to each buffer and how fast the buffers decay are free at every step. Error and
+gradient take O(T m²). Columns are scaled so that the squared norms of a class of steps sum to 1.
+
+*One participation.* The optimum's own stream, cut to a few quadrature nodes, spends its buffers
+evenly on the whole spectrum, and with momentum two on each node. The best BLT uses them better, but
+is the same at every step. A descent that starts from the BLT finds streams better than either: at
+1,024 steps 2 buffers are 1.9 % above the optimum (cut 19 %, BLT 8.9 %) and 4 are 0.03 % (0.2 % and
+7 %).
+
+*Several participations.* Each buffer is emptied once in every b steps, at its own step, where b is
+the separation of participations. It never holds more than the last b steps, so columns b apart
+share no row: their cross terms are 0 for any coefficients, and the sensitivity is exact for epochs
+in a fixed order and for any order with that separation. Since the buffers take turns, some of them
+reach far back at every step. With b buffers this is a general banded encoder; a few are nearly as
+good.
 """
-
-# FORMERLY """Few buffers for one participation: begun as the best Toeplitz ones, then every coefficient is free.
-#
-# The optimum's own stream, cut to a few quadrature nodes, spends its buffers evenly on the whole spectrum, and with
-# momentum two a node; a BLT makes the best of them, but is the same at every step. From the BLT, its columns scaled, a
-# descent over what every step feeds to every buffer and how fast it decays finds streams that are better than either: at
-# 1,024 steps 2 buffers are 1.9 % above the optimum (cut 19 %, BLT 8.9 %) and 4 are 0.03 % (0.2 % and 7 %).
-# """
-#
-# FORMERLY r"""Few buffers for several epochs: each buffer is emptied once an epoch, one after the other.
-#
-# A buffer that is emptied every ``b`` steps, at a place of its own, holds a segment of the past that is never longer
-# than an epoch. So columns ``b`` apart share no row: the cross terms that several participations bring are exactly 0,
-# whatever the coefficients, and the sensitivity is exact, for epochs in a fixed order and for any order with that
-# separation. The buffers take turns, so that at every step some of them reach far back. How much each step feeds to each
-# buffer and how fast the buffers decay, all of it varying over time, is then found by descent: error and gradient in
-# O(T m²), the columns scaled so that every pattern costs 1.
-#
-# With as many buffers as an epoch has steps this is a general banded encoder; a few are nearly as good.
-# """
-#
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -37,184 +28,208 @@ from antiphase._util.progress import Progress
 from antiphase.factorizations.segments import Segment
 from antiphase.factorizations.streaming import Streaming
 from antiphase.linalg.lbfgs import descend
-from antiphase.objective import Objective
-from antiphase.participation import Once, Participation
-from antiphase.problem import Problem, problem_of, recurrence_of
-from antiphase.solvers.blt import MOST, blt_optimum
-from antiphase.solvers.streaming import WITHIN, split
-from antiphase.workload import Workload
+from antiphase.participation import Once
+from antiphase.problem import Problem
+from antiphase.solvers.blt import MAX_BUFFERS, blt_optimum
+from antiphase.solvers.streaming import AUTO_EXCESS, split_segment
 
-STEEPEST = 50.0  # |ln ρ| is kept below this
+MAX_ITERATIONS = 1000
+MAX_LOG_DECAY = 50.0  # |ln ρ| is kept below this
+MAX_DESCENT_STEPS = 20_000  # up to which there is a descent; above, the better start is taken
+NEGLIGIBLE_EXCESS = 1e-4  # excess over the optimum at which no better stream is searched for
+MANY_BUFFERS = 8  # from which on buffers="auto" tries fewer
+MAX_TRIAL_STEPS = 2_000  # up to which buffers="auto" tries fewer
 
 
 class BufferSearch:
-    """``ln error`` of the scaled encoder and its gradient, as a function of ``(ln δ, g, ln ρ)`` in one vector."""
+    """``ln error`` of the scaled encoder and its gradient.
+
+    The parameters are ``(ln δ, g, ln ρ)`` in one vector.
+    """
 
     def __init__(
-        self, P: Array, N: Array, squares: Array, owner: Indices, kept: Array, fed: Array
+        self, P: Array, N: Array, squares: Array, classes: Indices, kept: Array, fed: Array
     ) -> None:
-        self._problem, self._owner, self._kept, self._fed = (P, N, squares), owner, kept, fed
+        """Set up the search.
+
+        Args:
+            P: bands of the left-hand side of the recurrence.
+            N: bands of its right-hand side.
+            squares: squared weights of the iterates.
+            classes: the class of each step.
+            kept: ``(T, m)``, 0 where a buffer is emptied before row t, else 1.
+            fed: ``(T, m)``, 0 where step t does not feed a buffer, else 1.
+        """
+        self._problem, self._classes, self._kept, self._fed = (P, N, squares), classes, kept, fed
 
     @property
     def buffers(self) -> int:
+        """Number of buffers."""
         return int(self._kept.shape[1])
 
-    def alike(self, decays: Array, scales: Array) -> Array:
-        """Parameters that are the same at every step: how fast each buffer decays, and how much it is fed."""
+    def uniform(self, decays: Array, scales: Array) -> Array:
+        """Parameters that are equal at every step: the decay of each buffer, and its input."""
         steps = len(self._kept)
         return np.concatenate(
             [np.zeros(steps), np.tile(scales, steps), np.tile(np.log(decays), steps)]
         )
 
-    def _split(self, x: Array) -> tuple[Array, Array, Array]:
+    def _coefficients(self, x: Array) -> tuple[Array, Array, Array]:
         steps, shape = len(self._kept), self._kept.shape
         g, log_rho = x[steps:].reshape(2, *shape)
-        return (
-            np.exp(x[:steps]),
-            g * self._fed,
-            np.exp(np.clip(log_rho, -STEEPEST, STEEPEST)) * self._kept,
-        )
+        rho = np.exp(np.clip(log_rho, -MAX_LOG_DECAY, MAX_LOG_DECAY)) * self._kept
+        return np.exp(x[:steps]), g * self._fed, rho
 
     def scaled(self, x: Array) -> tuple[Array, Array, Array]:
-        """The coefficients with columns scaled so that the squares of a class add up to 1."""
+        """Coefficients ``δ, g, ρ`` with the columns of each class scaled to their budget."""
         from antiphase.linalg import adjoints
 
-        delta, g, rho = self._split(x)
+        delta, g, rho = self._coefficients(x)
         norms = adjoints.norms(delta, g, rho, np.zeros(len(delta)))[0]
-        scale = np.bincount(self._owner, norms)[self._owner] ** -0.5
+        scale = np.bincount(self._classes, norms)[self._classes] ** -0.5
         return delta * scale, g * scale[:, None], rho
 
     def segment(self, x: Array, size: int, live: Indices) -> Segment:
-        """What the noise is made with."""
+        """The stream with these parameters."""
         delta, g, rho = self.scaled(x)
         return Segment(size, live, delta, np.ones((*rho.shape, 1)), g[..., None], rho[..., None])
 
     def loss(self, x: Array) -> tuple[float, Array]:
+        """``ln error`` and its gradient."""
         from antiphase.linalg import adjoints
 
         delta, g, rho = self.scaled(x)
         error, of_delta, of_g, of_rho = adjoints.noise(delta, g, rho, *self._problem)
-        # The scale of a class follows its sum of squares, which is 1 here: its own part of the gradient.
-        by_class = np.bincount(self._owner, of_delta + (of_g * g).sum(axis=1))
-        weights: Array = (-0.5 * by_class[self._owner]).astype(np.float64)
-        _, *through = adjoints.norms(delta, g, rho, weights)
+        # The scale of a class depends on its sum of squares, which is 1 here.
+        by_class = np.bincount(self._classes, of_delta + (of_g * g).sum(axis=1))
+        weights: Array = (-0.5 * by_class[self._classes]).astype(np.float64)
+        _, *through_scale = adjoints.norms(delta, g, rho, weights)
         of_delta, of_g, of_rho = (
-            part + more for part, more in zip((of_delta, of_g, of_rho), through, strict=True)
+            direct + through
+            for direct, through in zip((of_delta, of_g, of_rho), through_scale, strict=True)
         )
-        raw = self._split(x)[0] / delta  # what the columns were divided by
-        slopes = [of_delta, (of_g / raw[:, None] * self._fed).ravel(), of_rho.ravel()]
+        unscaling = self._coefficients(x)[0] / delta
+        slopes = [of_delta, (of_g / unscaling[:, None] * self._fed).ravel(), of_rho.ravel()]
         return float(np.log(error)), np.concatenate(slopes) / error
 
 
-MOST_ITERATIONS = 1000
-LONGEST = (
-    20_000  # steps up to which there is a descent; from there on the better of the two beginnings
-)
-ENOUGH = 1e-4  # an excess over the optimum at which no better stream is looked for
-MANY, QUICK = (
-    8,
-    2_000,
-)  # from so many buffers on, and up to so many steps, fewer are tried without being asked
+# ---- one participation, or a restart between any two -------------------------------------------
 
 
-def fitted(stream: Streaming, buffers: int, *, progress: Progress | None = None) -> Streaming:
-    """``stream``, or one of so many buffers that has less error; with the same certified bound."""
-    problem = problem_of(stream.workload, stream.objective)
-    if problem is None or stream.error <= (1 + ENOUGH) * stream.lower_bound:
+def refine(
+    problem: Problem, stream: Streaming, buffers: str | int, *, progress: Progress | None = None
+) -> Streaming:
+    """A better stream of so many buffers, or a smaller one, with the same certified bound.
+
+    Args:
+        problem: the problem that the stream solves.
+        stream: the optimum, or the optimum cut to a few buffers.
+        buffers: ``"exact"`` returns the stream; ``"auto"`` searches for a smaller one within 0.1 %
+            of the optimum; a number searches for a better one of that many.
+        progress: called in every iteration; stops a descent if it returns True.
+    """
+    if problem.banded is None or buffers == "exact":
         return stream
-    found = _descended(stream, problem, buffers, progress)
-    return stream if found is None else min(stream, found, key=lambda f: f.error)
-
-
-def with_fewest(stream: Streaming, *, progress: Progress | None = None) -> Streaming:
-    """``stream``, or where it keeps many vectors, as with momentum, the smallest of fewer that is within 0.1 % too."""
-    problem = problem_of(stream.workload, stream.objective)
-    if problem is None or stream.buffers < MANY or problem.size > QUICK:
+    if isinstance(buffers, str):
+        return _with_fewest_buffers(problem, stream, progress)
+    if stream.error <= (1 + NEGLIGIBLE_EXCESS) * stream.lower_bound:
         return stream
-    before = 0.1  # two buffers leave a third of that, wherever a few are enough
-    for buffers in range(2, MANY):
-        found = _descended(stream, problem, buffers, progress)
-        excess = np.inf if found is None else found.error / found.lower_bound - 1
-        if found is not None and excess <= WITHIN:
-            return found
-        if excess > max(before / 3, 2 * WITHIN):
-            break  # one buffer more hardly helps, as where momentum meets an average
+    better = _descend_from_blt(problem, stream, buffers, progress)
+    return stream if better is None else min(stream, better, key=lambda f: f.error)
+
+
+def _with_fewest_buffers(
+    problem: Problem, stream: Streaming, progress: Progress | None
+) -> Streaming:
+    """The stream, or where it has many buffers, as with momentum, the smallest that will do."""
+    assert problem.banded is not None
+    if stream.buffers < MANY_BUFFERS or problem.banded.size > MAX_TRIAL_STEPS:
+        return stream
+    before = 0.1  # where a few buffers suffice, two leave less than a third of this
+    for buffers in range(2, MANY_BUFFERS):
+        smaller = _descend_from_blt(problem, stream, buffers, progress)
+        excess = np.inf if smaller is None else smaller.error / smaller.lower_bound - 1
+        if smaller is not None and excess <= AUTO_EXCESS:
+            return smaller
+        if excess > max(before / 3, 2 * AUTO_EXCESS):
+            break  # another buffer hardly helps, as where momentum meets an average
         before = excess
     return stream
 
 
-def _descended(
-    stream: Streaming, problem: Problem, buffers: int, progress: Progress | None
+def _descend_from_blt(
+    problem: Problem, stream: Streaming, buffers: int, progress: Progress | None
 ) -> Streaming | None:
-    """None if its coefficients cancel one another, so that there is no making noise with them."""
-    kept = np.ones((problem.size, min(buffers, MOST)))
-    kept[problem.starts] = 0.0
-    every = stream.participation.steps_per_epoch or stream.steps
-    classes = np.unique(problem.live % every, return_inverse=True)[1]
+    """The stream that a descent from the best BLT finds; None if its coefficients cancel."""
+    banded = problem.banded
+    assert banded is not None
+    kept = np.ones((banded.size, min(buffers, MAX_BUFFERS)))
+    kept[[start for start, _ in banded.segments]] = 0.0
     search = BufferSearch(
-        problem.P, problem.N, problem.weights**2, classes, kept, np.roll(kept, -1, axis=0)
+        banded.P,
+        banded.N,
+        banded.weights**2,
+        problem.step_classes,
+        kept,
+        fed=np.roll(kept, -1, axis=0),
     )
-    blt = blt_optimum(
-        "blt", stream.workload, stream.objective, Once(), buffers=search.buffers, options={}
-    )
-    x = search.alike(blt.decays, blt.scales)
-    if problem.size <= LONGEST:
-        x = descend(search.loss, x, iterations=MOST_ITERATIONS, progress=progress)
-    distinct, sequence = split(search.segment(x, stream.steps, problem.live), problem.starts)
-    found = replace(stream, distinct=tuple(distinct), sequence=tuple(sequence))
+    blt = blt_optimum(replace(problem, participation=Once()), buffers=search.buffers)
+    x = search.uniform(blt.decays, blt.scales)
+    if banded.size <= MAX_DESCENT_STEPS:
+        x = descend(search.loss, x, iterations=MAX_ITERATIONS, progress=progress)
+    distinct, sequence = split_segment(search.segment(x, problem.steps, banded.live), banded)
+    descended = replace(stream, distinct=distinct, sequence=sequence)
     try:
-        return found if np.isfinite(found.error) else None
+        return descended if np.isfinite(descended.error) else None
     except ValueError:
         return None
 
 
-MOST_ITERATIONS = 1000
+# ---- several participations --------------------------------------------------------------------
 
 
-def windowed(
-    name: str,
-    workload: Workload,
-    objective: Objective,
-    participation: Participation,
-    *,
-    options: dict[str, Any],
-    buffers: int,
-    progress: Progress | None = None,
-) -> Streaming:
-    """The best stream of so many buffers that a descent finds, each emptied once in every window."""
-    P, N, weights = recurrence_of(name, workload, objective)
-    window, owner = _windows(participation, workload.steps)
-    search = BufferSearch(
-        P, N, weights**2, owner, *_emptied(workload.steps, window, min(buffers, window))
-    )
-    found = descend(
-        search.loss, _start(search, window), iterations=MOST_ITERATIONS, progress=progress
-    )
-    segment = search.segment(found, workload.steps, np.arange(workload.steps))
-    return Streaming(name, workload, objective, participation, (segment,), (0,), options=options)
+def few_buffers(problem: Problem, *, buffers: int, progress: Progress | None = None) -> Streaming:
+    """The best stream of so many buffers that a descent finds, each emptied once per separation.
+
+    Args:
+        problem: a problem whose workload and objective are a short recurrence.
+        buffers: how many; more than participations are apart change nothing.
+        progress: called in every iteration; stops the descent if it returns True.
+
+    Example:
+        >>> from antiphase import Workload, epochs, objective
+        >>> problem = Problem(Workload.sgd(12), objective.Average(), epochs(2, every=6))
+        >>> few_buffers(problem, buffers=2).buffers
+        2
+    """
+    steps = problem.steps
+    P, N, weights = problem.recurrence(f"buffers = {buffers}: a stream of few buffers")
+    window = min(problem.participation.separation, steps)
+    # In any order, steps far enough apart form a pattern, so that each step is a class of its own.
+    classes = np.arange(steps) % problem.period
+    emptied = _emptied(steps, window, min(buffers, window))
+    search = BufferSearch(P, N, weights**2, classes, *emptied)
+    x = descend(search.loss, _start(search, window), iterations=MAX_ITERATIONS, progress=progress)
+    segment = search.segment(x, steps, np.arange(steps))
+    return Streaming("optimal", **problem.fields, distinct=(segment,), sequence=(0,))
 
 
 def _start(search: BufferSearch, window: int) -> Array:
-    """All buffers alike: decaying over most of a window, and together about as large as the diagonal."""
+    """Equal buffers that decay over most of a window, together about as large as the diagonal."""
     rate = max(window, 2.0) ** -0.9
-    return search.alike(
+    return search.uniform(
         np.full(search.buffers, 1 - rate), np.full(search.buffers, 2 / search.buffers * rate**0.5)
     )
 
 
-def _windows(participation: Participation, steps: int) -> tuple[int, Indices]:
-    """How long a buffer may hold on, and which steps share a budget."""
-    # In any order, steps far enough apart form a pattern, so that no step may cost more than another.
-    every = participation.steps_per_epoch or steps
-    return min(participation.separation, steps), np.arange(steps) % every
-
-
 def _emptied(steps: int, window: int, buffers: int) -> tuple[Array, Array]:
-    """``(T, m)``: 0 where a buffer is emptied before row t, and where step t feeds one that is emptied at once; else
-    1."""
+    """The arrays ``kept`` and ``fed`` of `BufferSearch`.
+
+    A step does not feed a buffer that is emptied at once.
+    """
     places = np.arange(buffers) * window // buffers
     t = np.arange(steps)[:, None]
+    kept = ((t - places) % window != 0).astype(np.float64)
     # PRIVACY: what enters at the step before would be there for one row more, which the column an epoch on has.   [G1]
-    return ((t - places) % window != 0).astype(np.float64), ((t + 1 - places) % window != 0).astype(
-        np.float64
-    )
+    fed = ((t + 1 - places) % window != 0).astype(np.float64)
+    return kept, fed

@@ -1,59 +1,63 @@
-"""The best number of bands of a banded inverse, and the best correlation of DP-λCGD."""
+"""Best parameters of encoders with a banded Toeplitz inverse: BISR and DP-λCGD."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import numpy as np
 import scipy
 
 from antiphase.factorizations.inverse_toeplitz import InverseToeplitz
-from antiphase.objective import Objective
-from antiphase.participation import Participation
+from antiphase.problem import Problem
 from antiphase.solvers.closed_form import inverse_root_coefficients
-from antiphase.solvers.toeplitz import Loss
-from antiphase.workload import Workload
+from antiphase.solvers.toeplitz import ToeplitzLoss
 
-MOST_BANDS = 64
+MAX_BANDS = 64
 
 
-def best_bands(
-    name: str, workload: Workload, objective: Objective, participation: Participation
-) -> int:
-    """How many coefficients of the inverse root to keep: error falls with the first ones and, where records come back,
-    rises with the last. By sections, up to as many as there are rows that noise would keep."""
-    inverse = inverse_root_coefficients(workload, min(MOST_BANDS, workload.steps))
-    known: dict[int, float] = {}
+def best_inverse_bands(problem: Problem) -> int:
+    """The number of coefficients of the inverse square root, up to 64, that leaves least error.
 
+    The error falls with the first bands and, where records take part several times, rises with the
+    last. The search is by sections.
+
+    Example:
+        >>> from antiphase import Workload, epochs, objective
+        >>> best_inverse_bands(Problem(Workload.sgd(12), objective.Average(), epochs(3, every=4)))
+        4
+    """
+    inverse = inverse_root_coefficients(problem.workload, min(MAX_BANDS, problem.steps))
+
+    @cache
     def error(bands: int) -> float:
-        if bands not in known:
-            known[bands] = InverseToeplitz(
-                name, workload, objective, participation, inverse[:bands]
-            ).error
-        return known[bands]
+        return InverseToeplitz("bisr", **problem.fields, inverse=inverse[:bands]).error
 
     low, high = 1, len(inverse)
     while high - low > 2:
         third = (high - low) // 3
-        low, high = (
-            (low, high - third)
-            if error(low + third) <= error(high - third)
-            else (low + third, high)
-        )
+        if error(low + third) <= error(high - third):
+            high -= third
+        else:
+            low += third
     return min(range(low, high + 1), key=error)
 
 
-def best_correlation(
-    workload: Workload, objective: Objective, participation: Participation
-) -> float:
-    """``λ`` of least error for ``C⁻¹ = I − λZ``: one number, by bisection of the golden section."""
-    loss = Loss(workload, objective, participation)
-    steps = workload.steps
+def best_correlation(problem: Problem) -> float:
+    """The ``λ`` of least error for ``C⁻¹ = I − λZ``, by bounded scalar minimisation.
 
-    def of_memory(log_rate: float) -> float:
+    Example:
+        >>> from antiphase import Workload, objective, once
+        >>> round(best_correlation(Problem(Workload.sgd(64), objective.Average(), once())), 3)
+        0.934
+    """
+    loss, steps = ToeplitzLoss(problem), problem.steps
+
+    def of_log_rate(log_rate: float) -> float:
         with np.errstate(under="ignore"):
             return loss((1.0 - np.exp(log_rate)) ** np.arange(steps))[0]
 
-    # By 1 − λ, from none of the step before to all but one part in ten for each step of the run.
+    # 1 − λ is between a tenth of 1/steps and 1.
     best = scipy.optimize.minimize_scalar(
-        of_memory, bounds=(-np.log(10.0 * steps), -1e-9), method="bounded"
+        of_log_rate, bounds=(-np.log(10.0 * steps), -1e-9), method="bounded"
     )
     return float(1.0 - np.exp(best.x))

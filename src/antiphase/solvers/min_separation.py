@@ -1,8 +1,9 @@
-r"""The best encoder known for a minimum separation, and a bound on all of them.
+r"""Best encoder known for a minimum separation, with a bound on all encoders.
 
-The optimum itself is not known. The bound is that of evenly spaced participations, which are a special case; the
-encoder is the best of a few candidates, judged by the safe sensitivity, and the gap says how good that is. With a
-restart between any two participations columns so far apart share no row, and the candidates stay streams.
+The optimum is not known. The bound is that of evenly spaced participations, which are a special
+case. The encoder is the best of a few candidates, judged by an upper bound on the sensitivity, and
+the gap says how good it is. If the objective restarts between any two participations, columns that
+far apart share no row, and the candidates stay streams.
 """
 
 from __future__ import annotations
@@ -16,36 +17,48 @@ from antiphase._util.checks import Array
 from antiphase.factorizations.base import Factorization, refuse_if_too_large
 from antiphase.factorizations.dense import Dense
 from antiphase.factorizations.streaming import Streaming
-from antiphase.participation import Once, Participation
+from antiphase.participation import Once
+from antiphase.problem import Problem
 from antiphase.sensitivity import sensitivity
 
 
-def separated(
-    participation: Participation, steps: int, optimum: Callable[[Participation], Factorization]
+def min_separation_encoder(
+    problem: Problem, optimum: Callable[[Problem], Factorization]
 ) -> Factorization:
-    """The best of the optima for evenly spaced participations and for one, as they are and with as many diagonals as
-    participations are apart."""
-    even, single = optimum(participation.evenly_spaced(steps)), optimum(Once())
+    """The best of the candidates, with a certified bound.
 
-    def judged(candidate: Factorization) -> Factorization:
-        return replace(candidate, participation=participation, bound=even.lower_bound)
+    Candidates are the optima for evenly spaced participations and for one participation, as they
+    are and cut to as many diagonals as participations are apart.
 
+    Args:
+        problem: a problem with a minimum separation.
+        optimum: the solver for problems in a fixed order.
+    """
+    participation = problem.participation
+    even = optimum(problem.evenly_spaced())
+    single = optimum(replace(problem, participation=Once()))
     if isinstance(even, Streaming) and isinstance(single, Streaming):
-        return min(map(judged, (even, single)), key=lambda f: f.error)
-    refuse_if_too_large(steps, copies=8)
-    matrices = [even.encoder(), single.encoder(), np.eye(steps)]
-    matrices += [_banded(matrix, participation.separation) for matrix in matrices[:2]]
+        candidates: list[Factorization] = [
+            replace(stream, participation=participation, bound=even.lower_bound)
+            for stream in (even, single)
+        ]
+        return min(candidates, key=lambda f: f.error)
+    refuse_if_too_large(problem.steps, copies=8)
+    matrices = [even.encoder(), single.encoder(), np.eye(problem.steps)]
+    matrices += [_cut_to_bands(matrix, participation.separation) for matrix in matrices[:2]]
     # PRIVACY: normalised by the one sensitivity there is, not by what the optimisation believes.   [G1]
     scaled = [matrix / sensitivity(matrix, participation) for matrix in matrices]
     candidates = [
-        judged(Dense(even.name, even.workload, even.objective, Once(), m, options=even.options))
-        for m in scaled
+        Dense("optimal", **problem.fields, matrix=C, bound=even.lower_bound) for C in scaled
     ]
     return min(candidates, key=lambda f: f.error)
 
 
-def _banded(encoder: Array, bands: int) -> Array:
-    """The first ``bands`` diagonals, columns scaled back to their norms: steps ``bands`` apart become orthogonal."""
+def _cut_to_bands(encoder: Array, bands: int) -> Array:
+    """The first ``bands`` diagonals, with the columns scaled back to their norms.
+
+    Columns of steps ``bands`` apart are then orthogonal.
+    """
     banded = np.triu(encoder, 1 - bands)
     scaled: Array = banded * (np.linalg.norm(encoder, axis=0) / np.linalg.norm(banded, axis=0))
     return scaled

@@ -1,223 +1,215 @@
-"""The optimum as a stream of a few buffers, for short recurrences."""
+"""Certified optimum as a stream of a few buffers, for short recurrences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from antiphase._util.checks import Array, Indices
+from antiphase._util.checks import Array
 from antiphase._util.progress import Progress
-from antiphase.factorizations.segments import FIELDS, Segment, Stream
+from antiphase.factorizations.segments import FIELDS, Segment
 from antiphase.factorizations.streaming import Streaming
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
-from antiphase.objective import Average, Objective
-from antiphase.participation import Participation
-from antiphase.problem import Problem, problem_of
-from antiphase.solvers.single_participation import DualPoint, maximise
+from antiphase.objective import Average, Block
+from antiphase.participation import Once
+from antiphase.problem import BandedProblem, Problem
+from antiphase.solvers.repetition import solve_distinct
+from antiphase.solvers.single_participation import DualPoint, maximise_dual
 from antiphase.workload import Workload
 
-WITHIN = 1e-3  # of the optimum: what buffers="auto" keeps to
-Maker = Callable[[list["Segment"], list[int], float], "Streaming"]
+AUTO_EXCESS = 1e-3  # excess over the optimum that buffers="auto" allows
+MAX_SHARP_STEPS = 50_000  # up to which streams of few buffers are searched for to 1e-8
 
 
-# ---- making one --------------------------------------------------------------------------------------------
-
-
-def stretch_of(problem: Problem, size: int, point: DualPoint, nodes: int) -> Segment:
-    """The stream with so many quadrature nodes, its columns scaled so that the squares of a class add up to 1."""
-    from antiphase.linalg import kernels
-
-    squares, weights = inverse_square_root_nodes(nodes, point.low, point.high)
-    common = problem.L, problem.N, point.v, problem.half_bandwidth
-    move, g, h, x = kernels.generators(*common, squares, weights)
-    total = np.bincount(point.owner, x)[point.owner]
-    share = x / total
-    scale = (
-        total**-0.5
-    )  # of the columns; then rounding is put right from the coefficients themselves
-    delta, r = kernels.factor(move, g * scale[:, None, None], h * scale[:, None, None], share)
-    g = g * scale[:, None, None]
-    norms = np.sqrt(
-        Segment(size, problem.live, delta, r, g, move).squared_norms()[problem.live] / share
-    )
-    return Segment(size, problem.live, delta / norms, r, g / norms[:, None, None], move)
-
-
-def streamed_optimum(
-    name: str,
-    workload: Workload,
-    objective: Objective,
-    participation: Participation,
+def streaming_optimum(
+    problem: Problem,
     *,
-    options: dict[str, Any],
     tolerance: float,
-    buffers: str | int,
+    buffers: str | int = "auto",
     progress: Progress | None = None,
 ) -> Streaming:
-    """The optimum in stream form, and its certificate."""
+    """The optimum in the form of a stream, with its certificate.
 
-    def made(segments: list[Segment], sequence: list[int], bound: float) -> Streaming:
-        return Streaming(
-            name,
-            workload,
-            objective,
-            participation,
-            tuple(segments),
-            tuple(sequence),
-            options=options,
-            bound=bound,
-        )
+    Args:
+        problem: a problem that `is_streamable`.
+        tolerance: the relative gap to reach; at least 1e-8 unless ``buffers="exact"``.
+        buffers: ``"exact"``, ``"auto"`` (the fewest within 0.1 % of the optimum), or how many.
+        progress: called in every iteration.
 
-    single = participation.max_participations == 1
-    if objective.independent_blocks(workload) is not None and workload.delay == 0 and single:
-        return _by_blocks(workload, objective, tolerance, buffers, progress, made)
-    problem = problem_of(workload, objective)
-    assert problem is not None
-    every = participation.steps_per_epoch
-    owner = None if every is None else problem.live % every
-
-    def error(segment: Segment) -> float:
-        return made(*split(segment, problem.starts), 1.0).error
-
-    segment, bound = _solved(problem, workload.steps, tolerance, buffers, error, progress, owner)
-    return made(*split(segment, problem.starts), bound)
+    Example:
+        >>> from antiphase.participation import once
+        >>> problem = Problem(Workload.sgd(16), Average(), once())
+        >>> stream = streaming_optimum(problem, tolerance=1e-6)
+        >>> stream.buffers, stream.gap < 1e-3
+        (3, True)
+    """
+    workload, blocks = problem.workload, problem.objective.independent_blocks(problem.workload)
+    single = problem.participation.max_participations == 1
+    if blocks is not None and workload.delay == 0 and single:
+        return _blockwise_optimum(problem, blocks, tolerance, buffers, progress)
+    segment, bound = _solve_segment(problem, tolerance, buffers, progress)
+    return _stream(problem, segment, bound)
 
 
-def split(segment: Segment, starts: list[int]) -> tuple[list[Segment], list[int]]:
-    """A segment in which nothing is coupled across the starts, as one for each of them; equal ones are kept once."""
-    if len(segment.live) < segment.size:
-        return [segment], [0]
-    distinct: dict[bytes, int] = {}
-    parts: list[Segment] = []
-    sequence = []
-    for start, stop in zip(starts, [*starts[1:], segment.size], strict=True):
-        fields = [np.array(getattr(segment, name)[start:stop]) for name in FIELDS]
-        fields[3][0] = 0.0  # nothing comes from before
-        key = b"".join(field.tobytes() for field in fields)
-        if key not in distinct:
-            distinct[key] = len(parts)
-            parts.append(Segment(stop - start, np.arange(stop - start), *fields))
-        sequence.append(distinct[key])
-    return parts, sequence
+def is_streamable(problem: Problem) -> bool:
+    """Whether the optimum is a stream: one participation, or a restart between any two."""
+    if problem.banded is None or not problem.participation.fixed_order:
+        return False
+    if problem.period == problem.steps:
+        return True
+    return problem.banded.longest_segment <= problem.period and not problem.workload.idle.any()
 
 
-def _by_blocks(
-    workload: Workload,
-    objective: Objective,
-    tolerance: float,
-    buffers: str | int,
-    progress: Progress | None,
-    made: Maker,
-) -> Streaming:
-    """DP-MF⁺: each segment between restarts is a problem of its own; equal ones are solved once."""
-    rates = workload.learning_rates
-    assert rates is not None
-    known: dict[bytes, tuple[int, float]] = {}
-    segments: list[Segment] = []
-    sequence, bound = [], 0.0
-    for start, stop, weights in objective.independent_blocks(workload) or []:
-        key = rates[start:stop].tobytes() + weights.tobytes()
-        if key not in known:
-            segment, its_bound = solved_block(
-                rates[start:stop], weights, tolerance, buffers, progress
-            )
-            known[key] = len(segments), its_bound
-            segments.append(segment)
-        sequence.append(known[key][0])
-        bound += known[key][1]
-    return made(segments, sequence, bound)
-
-
-def solved_block(
-    rates: Array, weights: Array, tolerance: float, buffers: str | int, progress: Progress | None
+def _solve_segment(
+    problem: Problem, tolerance: float, buffers: str | int, progress: Progress | None
 ) -> tuple[Segment, float]:
-    """The optimum for so many steps of SGD alone, its columns of norm 1, and the certified bound."""
-    size = len(rates)
-    if not rates.any():
-        empty = np.zeros((0, 1, 1))
-        return Segment(size, np.zeros(0, dtype=np.int64), np.zeros(0), empty, empty, empty), 0.0
-    block, objective = Workload.sgd(size, learning_rates=rates), Average(weights)
-    problem = problem_of(block, objective)
-    assert problem is not None
+    """The optimum as a single segment, and its certified bound.
 
-    def error(segment: Segment) -> float:
-        norms = segment.squared_norms().max()
-        assert block.recurrence is not None
-        return float(norms * (weights**2 @ Stream((segment,), (0,)).variances(*block.recurrence)))
-
-    return _solved(problem, size, tolerance, buffers, error, progress)
-
-
-def _solved(
-    problem: Problem,
-    size: int,
-    tolerance: float,
-    buffers: str | int,
-    error: Any,
-    progress: Progress | None,
-    owner: Indices | None = None,
-) -> tuple[Segment, float]:
-    """The segment and its certified bound. The search is as sharp as the form is: few buffers need no more digits."""
+    The dual is solved as accurately as the form of the encoder requires: few buffers only
+    approximate the optimum, and need fewer digits.
+    """
+    if buffers == "exact":
+        return _exact_segment(problem, tolerance, progress)
+    banded = problem.banded
+    assert banded is not None
+    tolerance = max(tolerance, 1e-8 if problem.steps <= MAX_SHARP_STEPS else 1e-6)
     start = None
-    if buffers != "exact":
-        tolerance = max(tolerance, 1e-8 if size <= 50_000 else 1e-6)
-        for _ in range(4):
-            point = maximise(
-                problem, tolerance=tolerance, start=start, owner=owner, progress=progress
-            )
-            segment = _with_buffers(problem, size, point, buffers, error)
-            if buffers != "auto" or error(segment) <= (1 + WITHIN) * point.lower_bound:
-                break
-            tolerance, start = tolerance / 100, point.v  # what falls short is the bound
-        return segment, point.lower_bound
-    sharper = tolerance / 10
+    for _ in range(4):
+        point = maximise_dual(
+            banded,
+            tolerance=tolerance,
+            start=start,
+            classes=problem.step_classes,
+            progress=progress,
+        )
+        segment = _segment_with_buffers(problem, point, buffers)
+        limit = (1 + AUTO_EXCESS) * point.lower_bound
+        if buffers != "auto" or _stream(problem, segment).error <= limit:
+            break
+        tolerance, start = tolerance / 100, point.v  # the bound is too low
+    return segment, point.lower_bound
+
+
+def _exact_segment(
+    problem: Problem, tolerance: float, progress: Progress | None
+) -> tuple[Segment, float]:
+    """As many buffers as full precision needs."""
+    banded = problem.banded
+    assert banded is not None
+    sharper, start = tolerance / 10, None
     while True:
-        point = maximise(problem, tolerance=sharper, start=start, owner=owner, progress=progress)
+        point = maximise_dual(
+            banded,
+            tolerance=sharper,
+            start=start,
+            classes=problem.step_classes,
+            progress=progress,
+        )
         nodes = nodes_needed(point.low, point.high, max(tolerance / 1000, 1e-16))
-        segment = stretch_of(problem, size, point, nodes)
-        if error(segment) <= (1 + tolerance) * point.lower_bound or sharper < 1e-4 * tolerance:
+        segment = _segment(problem, point, nodes)
+        limit = (1 + tolerance) * point.lower_bound
+        if _stream(problem, segment).error <= limit or sharper < 1e-4 * tolerance:
             return segment, point.lower_bound
         sharper, start = sharper / 30, point.v
 
 
-def _with_buffers(
-    problem: Problem, size: int, point: DualPoint, buffers: str | int, error: Any
-) -> Segment:
-    """As many nodes as ``buffers`` asks for, or the fewest that are within 0.1 % of the optimum."""
-    q = problem.half_bandwidth
-    full = nodes_needed(point.low, point.high)
+def _segment_with_buffers(problem: Problem, point: DualPoint, buffers: str | int) -> Segment:
+    """So many buffers, or for ``"auto"`` the fewest that leave an excess of `AUTO_EXCESS`."""
+    assert problem.banded is not None
+    most = nodes_needed(point.low, point.high)
     if buffers != "auto":
-        return stretch_of(problem, size, point, min(max(int(buffers) // q, 1), full))
-    nodes = max(1, min(full, round(0.57 * nodes_needed(point.low, point.high, WITHIN))))
-    segment = stretch_of(problem, size, point, nodes)
-
-    def good(segment: Segment) -> bool:
-        return bool(error(segment) <= (1 + 0.95 * WITHIN) * point.lower_bound)
-
-    if good(segment):
+        nodes = min(max(int(buffers) // problem.banded.half_bandwidth, 1), most)
+        return _segment(problem, point, nodes)
+    limit = (1 + 0.95 * AUTO_EXCESS) * point.lower_bound
+    nodes = max(1, min(most, round(0.57 * nodes_needed(point.low, point.high, AUTO_EXCESS))))
+    segment = _segment(problem, point, nodes)
+    if _stream(problem, segment).error <= limit:
         while nodes > 1:
-            fewer = stretch_of(problem, size, point, nodes - 1)
-            if not good(fewer):
+            smaller = _segment(problem, point, nodes - 1)
+            if not _stream(problem, smaller).error <= limit:
                 break
-            segment, nodes = fewer, nodes - 1
-    else:
-        most = min(full, 2 * nodes + 8)
-        while nodes < most:
-            nodes += 1
-            segment = stretch_of(problem, size, point, nodes)
-            if good(segment):
-                break
+            segment, nodes = smaller, nodes - 1
+        return segment
+    for more in range(nodes + 1, min(most, 2 * nodes + 8) + 1):
+        segment = _segment(problem, point, more)
+        if _stream(problem, segment).error <= limit:
+            break
     return segment
 
 
-def can_be_streamed(workload: Workload, objective: Objective, participation: Participation) -> bool:
-    """Whether the optimum has this form: for one participation, or with a restart between any two."""
-    problem = problem_of(workload, objective)
-    if problem is None or not participation.fixed_order:
-        return False
-    if participation.separation >= workload.steps:
-        return True
-    longest = int(np.diff([*problem.starts, problem.size]).max())
-    return longest <= participation.separation and not workload.idle.any()
+def _segment(problem: Problem, point: DualPoint, nodes: int) -> Segment:
+    """The stream with so many quadrature nodes, scaled so that each class has sensitivity 1."""
+    from antiphase.linalg import kernels
+
+    banded = problem.banded
+    assert banded is not None
+    squares, weights = inverse_square_root_nodes(nodes, point.low, point.high)
+    common = banded.L, banded.N, point.v, banded.half_bandwidth
+    move, g, h, x = kernels.generators(*common, squares, weights)
+    total = np.bincount(point.classes, x)[point.classes]
+    share, scale = x / total, (total**-0.5)[:, None, None]
+    g *= scale
+    delta, r = kernels.factor(move, g, h * scale, share)
+    # The columns are scaled again, by the norms of the coefficients themselves.
+    segment = Segment(problem.steps, banded.live, delta, r, g, move)
+    norms = np.sqrt(segment.squared_norms()[banded.live] / share)
+    return replace(segment, delta=delta / norms, g=g / norms[:, None, None])
+
+
+def _stream(problem: Problem, segment: Segment, bound: float | None = None) -> Streaming:
+    """The factorization of one segment, split where its steps are not coupled."""
+    assert problem.banded is not None
+    distinct, sequence = split_segment(segment, problem.banded)
+    return Streaming("optimal", **problem.fields, distinct=distinct, sequence=sequence, bound=bound)
+
+
+def split_segment(
+    segment: Segment, banded: BandedProblem
+) -> tuple[tuple[Segment, ...], tuple[int, ...]]:
+    """The distinct segments of a problem whose steps are not all coupled, and their sequence."""
+    if len(segment.live) < segment.size:
+        return (segment,), (0,)
+    parts = []
+    for start, stop in banded.segments:
+        fields = {name: np.array(getattr(segment, name)[start:stop]) for name in FIELDS}
+        fields["move"][0] = 0.0  # no state comes from an earlier segment
+        parts.append((stop - start, fields))
+    keys = [b"".join(field.tobytes() for field in fields.values()) for _, fields in parts]
+    distinct, sequence = solve_distinct(
+        keys, lambda i: Segment(parts[i][0], np.arange(parts[i][0]), **parts[i][1])
+    )
+    return tuple(distinct), sequence
+
+
+def _blockwise_optimum(
+    problem: Problem,
+    blocks: list[Block],
+    tolerance: float,
+    buffers: str | int,
+    progress: Progress | None,
+) -> Streaming:
+    """DP-MF⁺: each segment between restarts is a problem of its own."""
+    rates = problem.workload.learning_rates
+    assert rates is not None
+    solved, sequence = solve_distinct(
+        [rates[b.start : b.stop].tobytes() + b.weights.tobytes() for b in blocks],
+        lambda i: solve_sgd_segment(
+            rates[blocks[i].start : blocks[i].stop], blocks[i].weights, tolerance, buffers, progress
+        ),
+    )
+    distinct = tuple(segment for segment, _ in solved)
+    bound = sum(solved[i][1] for i in sequence)
+    return Streaming("optimal", **problem.fields, distinct=distinct, sequence=sequence, bound=bound)
+
+
+def solve_sgd_segment(
+    rates: Array, weights: Array, tolerance: float, buffers: str | int, progress: Progress | None
+) -> tuple[Segment, float]:
+    """The optimum for plain SGD with these rates and weights alone, and its certified bound."""
+    size = len(rates)
+    if not rates.any():  # no step moves the model
+        empty = np.zeros((0, 1, 1))
+        return Segment(size, np.zeros(0, dtype=np.int64), np.zeros(0), empty, empty, empty), 0.0
+    problem = Problem(Workload.sgd(size, learning_rates=rates), Average(weights), Once())
+    return _solve_segment(problem, tolerance, buffers, progress)
