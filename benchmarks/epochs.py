@@ -4,8 +4,9 @@ import time
 
 import antiphase as ap
 from antiphase.objective import Average
+from antiphase.problem import Problem
 from antiphase.reporting import charts, figures
-from antiphase.solvers.multi_epoch import bound_only
+from antiphase.solvers.multi_epoch import multi_epoch_bounds
 from benchmarks import design, peers
 from benchmarks.design import exponent
 from benchmarks.question import Claim, Loss
@@ -48,10 +49,8 @@ def searched(steps=SEARCHED, epochs=SEARCH_EPOCHS, repetitions=2):
 def _search(steps, epochs):
     reports = []
     began = time.perf_counter()
-    low, _ = bound_only(
-        ap.Workload.sgd(steps), Average(), ap.epochs(epochs, steps // epochs), tolerance=TOLERANCE,
-        progress=reports.append,
-    )  # fmt: skip
+    problem = Problem(ap.Workload.sgd(steps), Average(), ap.epochs(epochs, steps // epochs))
+    low, _ = multi_epoch_bounds(problem, tolerance=TOLERANCE, progress=reports.append)
     iterations, gap = reports[-1].done, reports[-1].gap
     seconds = time.perf_counter() - began
     return {"steps": steps, "seconds": seconds, "iterations": iterations, "gap": gap, "bound": low}

@@ -9,8 +9,8 @@ from antiphase.objective import Average, Curvature, Maximum, Restarts
 
 def test_the_same_design_is_not_paid_for_twice(cache, monkeypatch):
     calls = []
-    monkeypatch.setattr("antiphase.solvers.design_cache.WORTH_KEEPING", 0.0)
-    monkeypatch.setattr("antiphase.solvers.streaming.maximise", counted(calls))
+    monkeypatch.setattr("antiphase.solvers.design_cache.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("antiphase.solvers.streaming.maximise_dual", counted(calls))
     first = ap.design("dp-mf", steps=30)
     assert len(calls) == 1
     again = ap.design("dp-mf", steps=30)
@@ -28,11 +28,11 @@ def test_the_same_design_is_not_paid_for_twice(cache, monkeypatch):
 
 
 def counted(calls):
-    from antiphase.solvers.single_participation import maximise
+    from antiphase.solvers.single_participation import maximise_dual
 
     def maximise_and_count(*args, **kwargs):
         calls.append(args)
-        return maximise(*args, **kwargs)
+        return maximise_dual(*args, **kwargs)
 
     return maximise_and_count
 
@@ -40,7 +40,7 @@ def counted(calls):
 def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr("antiphase.solvers.design_cache.WORTH_KEEPING", 0.0)
+    monkeypatch.setattr("antiphase.solvers.design_cache.MIN_SECONDS", 0.0)
     assert ap.design("dp-mf", steps=5).gap < 1e-3
 
 

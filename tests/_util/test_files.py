@@ -13,14 +13,15 @@ import antiphase as ap
 from antiphase._util import files
 from antiphase._util.values import digest
 from antiphase.objective import Restarts
-from antiphase.solvers.block_diagonal import block_optimum
+from antiphase.problem import Problem
+from antiphase.solvers.block_diagonal import block_diagonal_optimum
 
 
 @pytest.fixture
 def saved(tmp_path):
     path = tmp_path / "f.antiphase"
-    workload, settings = ap.Workload.sgd(20), {"options": {}, "tolerance": 1e-9}
-    block_optimum("dp-mf+", workload, Restarts(6), ap.once(), **settings).save(path)
+    problem = Problem(ap.Workload.sgd(20), Restarts(6), ap.once())
+    block_diagonal_optimum(problem, tolerance=1e-9).save(path)
     return path
 
 

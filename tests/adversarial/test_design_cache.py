@@ -36,7 +36,7 @@ QUESTIONS = {
 
 @pytest.fixture(autouse=True)
 def keep_everything(monkeypatch):
-    monkeypatch.setattr("antiphase.solvers.design_cache.WORTH_KEEPING", 0.0)
+    monkeypatch.setattr("antiphase.solvers.design_cache.MIN_SECONDS", 0.0)
 
 
 def asked(**changes):

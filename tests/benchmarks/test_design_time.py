@@ -12,8 +12,9 @@ import pytest
 
 import antiphase as ap
 from antiphase.objective import Average
+from antiphase.problem import Problem
 from antiphase.solvers.dense import dense_optimum
-from antiphase.solvers.multi_epoch import bound_only
+from antiphase.solvers.multi_epoch import multi_epoch_bounds
 from benchmarks import epochs as benchmark
 from tests import reference
 from tests.cli.conftest import plain, process, run  # noqa: F401
@@ -33,9 +34,7 @@ GAP = 1e-8
 def test_dense_designs_in_a_minute(shown, steps, epochs):
     began = time.perf_counter()
     participation = ap.epochs(epochs, every=steps // epochs)
-    f = dense_optimum(
-        "dp-mf", ap.Workload.sgd(steps), Average(), participation, options={}, tolerance=1e-9
-    )
+    f = dense_optimum(Problem(ap.Workload.sgd(steps), Average(), participation), tolerance=1e-9)
     took, gap = time.perf_counter() - began, f.gap
     shown(
         f"dense, T = {steps}, {epochs} epoch(s)",
@@ -242,9 +241,8 @@ def test_100_epochs_10000_steps(shown):
 def test_2_epochs_100000_steps_without_an_encoder(shown):
     """The optimum lies between the two: the upper one is the error of a feasible point, computed from its blocks."""
     began = time.perf_counter()
-    low, high = bound_only(
-        ap.Workload.sgd(100_000), Average(), ap.epochs(2, 50_000), tolerance=1e-10
-    )
+    problem = Problem(ap.Workload.sgd(100_000), Average(), ap.epochs(2, 50_000))
+    low, high = multi_epoch_bounds(problem, tolerance=1e-10)
     took = time.perf_counter() - began
     shown(
         "T = 100,000, k = 2",

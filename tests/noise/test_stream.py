@@ -30,7 +30,8 @@ from antiphase.noise.generators import (
 from antiphase.noise.normals import CHUNK
 from antiphase.noise.stream import MIN_THREADED_WIDTH, NoiseStream, parse_memory
 from antiphase.objective import Average, Restarts
-from antiphase.solvers.block_diagonal import block_optimum
+from antiphase.problem import Problem
+from antiphase.solvers.block_diagonal import block_diagonal_optimum
 from tests.statistical import whitening
 
 T, D = 32, 20_000
@@ -50,8 +51,8 @@ def exactly(workload):
 
 
 def blocks(tau):
-    settings = {"options": {}, "tolerance": 1e-9}
-    return block_optimum("dp-mf+", ap.Workload.sgd(T), Restarts(tau), ap.once(), **settings)
+    problem = Problem(ap.Workload.sgd(T), Restarts(tau), ap.once())
+    return block_diagonal_optimum(problem, tolerance=1e-9)
 
 
 def banded():

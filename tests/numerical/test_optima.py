@@ -9,10 +9,10 @@ import antiphase as ap
 from antiphase.factorizations.block_diagonal import BlockDiagonal
 from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Average, Damped, Maximum, Restarts
-from antiphase.problem import problem_of
+from antiphase.problem import Problem
 from antiphase.solvers import dual
 from antiphase.solvers.dense import dense_optimum
-from antiphase.solvers.multi_epoch import Search, epoch_optimum
+from antiphase.solvers.multi_epoch import MultiEpochDual, multi_epoch_optimum
 from antiphase.workload import SCHEDULES
 from tests import reference
 
@@ -82,9 +82,7 @@ def test_restarts(shown):
     check_optima(shown, "Λ_τ with the convex theorem's row", extra)
     dense = [
         (
-            dense_optimum(
-                "x", ap.Workload.sgd(t), Restarts(tau), ap.once(), options={}, tolerance=1e-9
-            ),
+            dense_optimum(Problem(ap.Workload.sgd(t), Restarts(tau), ap.once()), tolerance=1e-9),
             v,
         )
         for (t, tau), (v, _) in reference.RESTARTS.items()
@@ -213,18 +211,18 @@ def test_few_buffers(shown):
 
 @pytest.mark.issue(5)
 def test_every_reference_value_for_several_epochs(shown):
-    """By the path that `design` takes, and by the ring of blocks itself."""
+    """By the path that `design` takes, and by the solver for several epochs."""
     errors, gaps = [], []
     for (steps, k, b), value in reference.EPOCHS.items():
         found = [ap.design("dp-mf", steps=steps, epochs=k)]
-        common = ap.Workload.sgd(steps), Average(), ap.epochs(k, b)
-        found.append(epoch_optimum("dp-mf", *common, options={}, tolerance=1e-9))
+        problem = Problem(ap.Workload.sgd(steps), Average(), ap.epochs(k, b))
+        found.append(multi_epoch_optimum(problem, tolerance=1e-9))
         errors += [abs(f.error / value - 1) for f in found]
         gaps += [f.gap for f in found]
     for (steps, k, b, tau), value in reference.EPOCHS_RESTARTS.items():
         found = [ap.design("dp-mf+", steps=steps, epochs=k, tau=tau, buffers="exact")]
-        common = ap.Workload.sgd(steps), Restarts(tau), ap.epochs(k, b)
-        found.append(epoch_optimum("dp-mf+", *common, options={}, tolerance=1e-9))
+        problem = Problem(ap.Workload.sgd(steps), Restarts(tau), ap.epochs(k, b))
+        found.append(multi_epoch_optimum(problem, tolerance=1e-9))
         errors += [abs(f.error / value - 1) for f in found]
         gaps += [f.gap for f in found]
     shown(
@@ -262,7 +260,10 @@ def test_the_iteration_never_lowers_the_bound(shown, problems):
     worst, steps_taken, worst_climb = 0.0, 0, 0.0
     for _ in range(problems):
         workload, objective, participation = random_problem(rng)
-        search = Search(problem_of(workload, objective), participation.every, 1e-14, 1e-12)
+        problem = Problem(workload, objective, participation)
+        search = MultiEpochDual(
+            problem.banded, participation.every, tolerance=1e-12, accuracy=1e-14
+        )
         point = search.evaluate(search.start(), sharp=True)
         for _ in range(4):
             after = search.evaluate(dual.plain_step(point), sharp=True)
@@ -291,7 +292,7 @@ def test_restarts_for_every_tau(shown):
         f = ap.design(
             "dp-mf+", steps=steps, epochs=k, tau=tau, buffers="exact" if tau <= b else "auto"
         )
-        g = dense_optimum("x", f.workload, f.objective, ap.epochs(k, b), options={}, tolerance=1e-9)
+        g = dense_optimum(Problem(f.workload, f.objective, ap.epochs(k, b)), tolerance=1e-9)
         worst = max(worst, abs(f.error / g.error - 1))
         forms.add(type(f))
         assert 0 <= f.gap <= 1e-8

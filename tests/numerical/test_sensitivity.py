@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
+from antiphase.problem import Problem
 from antiphase.sensitivity import sensitivity
 from antiphase.solvers.dense import dense_optimum
 from tests import brute_force
@@ -58,9 +59,7 @@ def test_feasible_points_by_brute_force(shown):
             f.encoder(), participation, rng, vectors=workload.steps <= 64
         )
         largest, least, count = max(largest, found), min(least, found), count + 1
-        oracle = dense_optimum(
-            "dense", workload, objective, participation, options={}, tolerance=1e-6
-        )
+        oracle = dense_optimum(Problem(workload, objective, participation), tolerance=1e-6)
         assert f.lower_bound <= oracle.error * (1 + 1e-12)
         assert oracle.lower_bound <= f.error * (1 + 1e-12)
         compared = max(compared, f.error / oracle.error - 1)

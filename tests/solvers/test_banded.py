@@ -6,8 +6,9 @@ import pytest
 import antiphase as ap
 from antiphase.factorizations.banded import Banded, outside
 from antiphase.objective import Average
+from antiphase.problem import Problem
 from antiphase.sensitivity import DenseColumns, sensitivity
-from antiphase.solvers.banded import _Search
+from antiphase.solvers.banded import BandedSearch
 
 T, P = 11, 4
 
@@ -43,7 +44,8 @@ def test_the_loss_is_the_error_and_its_gradient_is_right(participation, momentum
     workload = ap.Workload.sgd(T, momentum=momentum)
     A, N = workload.recurrence
     squares = rng.random(T) + 0.5
-    search = _Search(A / N, squares, participation, P)
+    period = Problem(workload, Average(), participation).period
+    search = BandedSearch(A / N, squares, period, P)
     x = search.start() + 0.2 * rng.normal(size=T * P)
     value, slope = search.loss(x)
     numeric = [

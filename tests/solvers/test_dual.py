@@ -5,10 +5,11 @@ from antiphase import Workload, epochs, min_separation, once
 from antiphase.factorizations.dense import Dense
 from antiphase.linalg.cholesky import reversed_cholesky
 from antiphase.objective import Average, Damped, Restarts
+from antiphase.problem import Problem
 from antiphase.sensitivity import sensitivity
 from antiphase.solvers import dual
 from antiphase.solvers.dense import dense_optimum, optimal_encoder
-from antiphase.solvers.min_separation import separated
+from antiphase.solvers.min_separation import min_separation_encoder
 
 
 def random_problem(rng):
@@ -58,16 +59,15 @@ def test_whatever_the_search_believes_an_optimum_has_sensitivity_1(monkeypatch):
     monkeypatch.setattr(
         "antiphase.solvers.dense.optimal_encoder", lambda *_, **__: (3 * np.tri(8), 1.0)
     )
-    f = dense_optimum("x", Workload.sgd(8), Average(), epochs(2, 4), options={}, tolerance=1e-9)
+    f = dense_optimum(Problem(Workload.sgd(8), Average(), epochs(2, 4)), tolerance=1e-9)
     assert sensitivity(f.encoder(), epochs(2, 4)) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_whatever_it_is_made_from_the_best_for_a_separation_has_sensitivity_1():
     participation = min_separation(2, 3)
-    f = separated(
-        participation,
-        8,
-        lambda who: Dense("x", Workload.sgd(8), Average(), who, 3 * np.tri(8), bound=1.0),
+    f = min_separation_encoder(
+        Problem(Workload.sgd(8), Average(), participation),
+        lambda problem: Dense("x", **problem.fields, matrix=3 * np.tri(8), bound=1.0),
     )
     assert sensitivity(f.encoder(), participation) == pytest.approx(1.0, abs=1e-12)
 

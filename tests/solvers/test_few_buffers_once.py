@@ -6,9 +6,9 @@ import pytest
 import antiphase as ap
 from antiphase.factorizations.streaming import Streaming
 from antiphase.objective import Average, Restarts
-from antiphase.problem import problem_of
-from antiphase.solvers import few_buffers as fitted
-from antiphase.solvers.streaming import streamed_optimum
+from antiphase.problem import Problem
+from antiphase.solvers import few_buffers
+from antiphase.solvers.streaming import streaming_optimum
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +23,16 @@ WORKLOADS = {
 
 
 def cut(workload, objective, participation, buffers):
-    settings = {"options": {}, "tolerance": 1e-9, "buffers": buffers}
-    return streamed_optimum("dp-mf", workload, objective, participation, **settings)
+    problem = Problem(workload, objective, participation)
+    return streaming_optimum(problem, tolerance=1e-9, buffers=buffers)
+
+
+def problem_of(stream):
+    return Problem(stream.workload, stream.objective, stream.participation)
+
+
+def refined(stream, buffers, **options):
+    return few_buffers.refine(problem_of(stream), stream, buffers, **options)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
@@ -57,27 +65,29 @@ def test_nothing_is_carried_over_a_restart(participation):
 def test_momentum_needs_no_more_vectors_than_prefix_sums():
     workload = ap.Workload.sgd(400, momentum=0.9)
     f = ap.design("dp-mf", workload=workload)
-    assert f.buffers < fitted.MANY <= cut(workload, Average(), ap.once(), "auto").buffers
+    assert (
+        f.buffers < few_buffers.MANY_BUFFERS <= cut(workload, Average(), ap.once(), "auto").buffers
+    )
     assert f.gap <= 1e-3
 
 
 def test_where_buffers_hardly_help_the_search_ends_soon(monkeypatch):
     workload = ap.Workload.sgd(400, momentum=0.9).with_ema(0.99)
     stream, tried = cut(workload, Average(), ap.once(), "auto"), []
-    descended = fitted._descended
+    descend = few_buffers._descend_from_blt
     monkeypatch.setattr(
-        fitted,
-        "_descended",
-        lambda f, p, m, progress: tried.append(m) or descended(f, p, m, progress),
+        few_buffers,
+        "_descend_from_blt",
+        lambda p, f, m, progress: tried.append(m) or descend(p, f, m, progress),
     )
-    assert fitted.with_fewest(stream) is stream
+    assert refined(stream, "auto") is stream
     assert tried == [2, 3]
 
 
 def test_where_a_descent_would_take_long_the_better_beginning_is_taken(monkeypatch):
     descended = [ap.design("dp-mf", steps=T, buffers=m).error for m in (1, 4)]
     monkeypatch.setenv("ANTIPHASE_CACHE", "off")
-    monkeypatch.setattr(fitted, "LONGEST", T - 1)
+    monkeypatch.setattr(few_buffers, "MAX_DESCENT_STEPS", T - 1)
     short, long = (ap.design("dp-mf", steps=T, buffers=m) for m in (1, 4))
     assert descended[0] < short.error < cut(ap.Workload.sgd(T), Average(), ap.once(), 1).error
     assert long.error == pytest.approx(
@@ -87,15 +97,15 @@ def test_where_a_descent_would_take_long_the_better_beginning_is_taken(monkeypat
 
 def test_what_is_good_enough_is_left_alone():
     f = cut(ap.Workload.sgd(T), Average(), ap.once(), 7)
-    assert fitted.fitted(f, 7) is f
-    assert fitted.with_fewest(f) is f
+    assert refined(f, 7) is f
+    assert refined(f, "auto") is f
 
 
 def test_it_can_be_stopped_and_is_a_stream_all_the_same():
     seen = []
     f = cut(ap.Workload.sgd(T), Average(), ap.once(), 2)
-    found = fitted.fitted(f, 2, progress=lambda report: seen.append(report.gap) or len(seen) == 2)
+    found = refined(f, 2, progress=lambda report: seen.append(report.gap) or len(seen) == 2)
     assert len(seen) == 2
     assert found.error < f.error
-    assert problem_of(found.workload, found.objective).size == T
+    assert problem_of(found).banded.size == T
     assert found.sensitivity == pytest.approx(1.0, abs=1e-12)

@@ -56,7 +56,7 @@ def test_the_form_that_is_asked_for():
     assert f.error_under(Average()) > mean.error
     assert f.error == pytest.approx(f.noise_per_iterate.max(), rel=1e-12)
     assert all(check.holds for check in verify(ap.calibrate(f, epsilon=1.0, delta=1e-5)))
-    with pytest.raises(ValueError, match="not for the noisiest one"):
+    with pytest.raises(ValueError, match="rather than the maximum"):
         ap.design("optimal", steps=48, epochs=4, objective=Maximum(), buffers=2)
 
 

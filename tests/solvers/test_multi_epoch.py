@@ -1,4 +1,4 @@
-"""Several epochs by a ring of blocks, against the dense path on problems small enough for both."""
+"""Several epochs by block-cyclic matrices, against the dense path on problems small enough for both."""
 
 import numpy as np
 import pytest
@@ -9,17 +9,17 @@ from antiphase.factorizations.block_diagonal import BlockDiagonal
 from antiphase.factorizations.streaming import Streaming
 from antiphase.linalg import banded
 from antiphase.objective import Average, Curvature, Damped, Restarts
-from antiphase.problem import problem_of
+from antiphase.problem import Problem
 from antiphase.sensitivity import DenseColumns
 from antiphase.solvers import dual
 from antiphase.solvers.dense import dense_optimum
 from antiphase.solvers.multi_epoch import (
-    Search,
-    _encoder,
-    _judged,
-    bound_only,
-    can_be_ringed,
-    epoch_optimum,
+    MultiEpochDual,
+    _encoder_blocks,
+    _normalised,
+    is_block_cyclic,
+    multi_epoch_bounds,
+    multi_epoch_optimum,
 )
 
 RATES = np.linspace(1.0, 0.3, 60)
@@ -40,8 +40,8 @@ CASES = {
 def test_blocks_bound_and_gram_are_those_of_the_dense_formula(name):
     workload, every = CASES[name]
     objective = Average(np.linspace(0.5, 2, workload.steps))
-    problem = problem_of(workload, objective)
-    search = Search(problem, every, 1e-16, 1e-12)
+    problem = Problem(workload, objective, ap.once()).banded
+    search = MultiEpochDual(problem, every, tolerance=1e-12, accuracy=1e-16)
     V = [np.random.default_rng(0).uniform(1, 2, len(v))[:, None, None] * v for v in search.start()]
     classes = [np.arange(j, problem.size, every) for j in range(every)]
     groups = [np.array([c for c in classes if len(c) == count]) for _, count in search.layout.sizes]
@@ -64,15 +64,15 @@ def test_blocks_bound_and_gram_are_those_of_the_dense_formula(name):
 def test_the_optimum_is_that_of_the_dense_path(name):
     workload, every = CASES[name]
     participation = ap.epochs(-(-workload.steps // every), every)
-    common = workload, Damped(0.95, final_weight=2.0), participation
-    assert can_be_ringed(*common)
-    f = epoch_optimum("x", *common, options={}, tolerance=1e-8)
-    g = dense_optimum("x", *common, options={}, tolerance=1e-8)
+    problem = Problem(workload, Damped(0.95, final_weight=2.0), participation)
+    assert is_block_cyclic(problem)
+    f = multi_epoch_optimum(problem, tolerance=1e-8)
+    g = dense_optimum(problem, tolerance=1e-8)
     assert f.error == pytest.approx(g.error, rel=3e-8)
     assert f.lower_bound <= g.error
     assert g.lower_bound <= f.error
     assert f.sensitivity == pytest.approx(1, abs=1e-12)
-    low, high = bound_only(*common, tolerance=1e-8)
+    low, high = multi_epoch_bounds(problem, tolerance=1e-8)
     assert low <= g.error
     assert high >= g.lower_bound
     assert ap.sensitivity(f.encoder(), participation) <= 1 + 1e-12
@@ -81,7 +81,7 @@ def test_the_optimum_is_that_of_the_dense_path(name):
 def test_cross_terms_are_counted():
     """A search that stops at once leaves cross terms; whatever they are, no record moves the output by more than 1."""
     workload, participation = ap.Workload.sgd(48), ap.epochs(8, 6)
-    f = epoch_optimum("x", workload, Average(), participation, options={}, tolerance=0.5)
+    f = multi_epoch_optimum(Problem(workload, Average(), participation), tolerance=0.5)
     X = f.encoder().T @ f.encoder()
     blocks = [X[np.ix_(c, c)] for c in participation.patterns(48)]
     assert max(np.abs(b - np.diag(np.diagonal(b))).max() for b in blocks) > 1e-6
@@ -95,8 +95,9 @@ def test_classes_are_scaled_by_all_that_one_record_can_do(name, objective):
     to 1, before anything is normalised."""
     workload, every = CASES[name]
     participation = ap.epochs(-(-workload.steps // every), every)
-    search = Search(problem_of(workload, objective), every, 1e-16, 1e-12)
-    C = block_diag(*_encoder(search, search.evaluate(search.start()), workload, participation))
+    problem = Problem(workload, objective, participation)
+    search = MultiEpochDual(problem.banded, every, tolerance=1e-12, accuracy=1e-16)
+    C = block_diag(*_encoder_blocks(search, search.evaluate(search.start()), problem))
     X = C.T @ C
     blocks = [X[np.ix_(c, c)] for c in participation.patterns(workload.steps)]
     assert min(np.trace(b) for b in blocks) < 0.9
@@ -106,22 +107,24 @@ def test_classes_are_scaled_by_all_that_one_record_can_do(name, objective):
 @pytest.mark.parametrize("count", [1, 2])
 def test_whatever_the_search_believes_an_optimum_has_sensitivity_1(count):
     blocks, participation = [3 * np.tri(8 // count)] * count, ap.epochs(2, 4)
-    f = _judged(blocks, participation, name="x", workload=ap.Workload.sgd(8), objective=Average())
+    f = _normalised(blocks, Problem(ap.Workload.sgd(8), Average(), participation), bound=None)
     assert ap.sensitivity(f.encoder(), participation) == pytest.approx(1.0, abs=1e-12)
 
 
-def test_what_no_ring_fits_is_left_to_the_dense_path():
+def test_what_is_not_block_cyclic_is_left_to_the_dense_path():
     plain, twice = ap.Workload.sgd(12), ap.epochs(2, 6)
-    assert can_be_ringed(plain, Average(), twice)
-    assert not can_be_ringed(ap.Workload.from_matrix(plain.dense()), Average(), twice)
-    assert not can_be_ringed(plain, Curvature([0.5]), twice)
-    assert not can_be_ringed(plain, Average(), ap.min_separation(2, 6))
-    assert not can_be_ringed(ap.Workload.sgd(12, momentum=0.9), Average(), ap.epochs(12, 1))
+    assert is_block_cyclic(Problem(plain, Average(), twice))
+    assert not is_block_cyclic(Problem(ap.Workload.from_matrix(plain.dense()), Average(), twice))
+    assert not is_block_cyclic(Problem(plain, Curvature([0.5]), twice))
+    assert not is_block_cyclic(Problem(plain, Average(), ap.min_separation(2, 6)))
+    assert not is_block_cyclic(
+        Problem(ap.Workload.sgd(12, momentum=0.9), Average(), ap.epochs(12, 1))
+    )
     gaps = np.ones(12)
     gaps[4] = 0.0
-    assert not can_be_ringed(ap.Workload.sgd(12, learning_rates=gaps), Average(), twice)
+    assert not is_block_cyclic(Problem(ap.Workload.sgd(12, learning_rates=gaps), Average(), twice))
     with pytest.raises(ValueError, match="short recurrences"):
-        bound_only(plain, Curvature([0.5]), twice, tolerance=1e-3)
+        multi_epoch_bounds(Problem(plain, Curvature([0.5]), twice), tolerance=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ from antiphase.factorizations.streaming import Streaming
 from antiphase.linalg import kernels
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.objective import Average, Curvature, Damped, Restarts
-from antiphase.problem import problem_of
+from antiphase.problem import Problem
 from antiphase.solvers.dense import dense_optimum
-from antiphase.solvers.single_participation import Diagonal, maximise, spectrum
-from antiphase.solvers.streaming import can_be_streamed, streamed_optimum
+from antiphase.solvers.single_participation import maximise_dual
+from antiphase.solvers.spectrum import DiagonalFactor, extreme_eigenvalues
+from antiphase.solvers.streaming import is_streamable, streaming_optimum
 
 T = 40
 COSINE = 0.5 * (1 + np.cos(np.pi * np.arange(T) / (T - 1)))
@@ -39,9 +40,9 @@ EVERY = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS.ke
     "objective", [Average(), Damped(0.9, final_weight=3.0)], ids=["average", "damped"]
 )
 def test_the_stream_is_the_dense_optimum(workload, objective):
-    settings = {"options": {}, "tolerance": 1e-9}
-    dense = dense_optimum("d", workload, objective, ap.once(), **settings)
-    f = streamed_optimum("s", workload, objective, ap.once(), buffers="exact", **settings)
+    problem = Problem(workload, objective, ap.once())
+    dense = dense_optimum(problem, tolerance=1e-9)
+    f = streaming_optimum(problem, tolerance=1e-9, buffers="exact")
     assert f.error == pytest.approx(dense.error, rel=2e-8)
     assert f.lower_bound <= dense.error * (1 + 1e-12)
     assert dense.lower_bound <= f.error * (1 + 1e-12)
@@ -63,7 +64,7 @@ def test_the_stream_is_the_dense_optimum(workload, objective):
 @EVERY
 def test_a_node_is_a_resolvent(workload):
     """Diagonal and generators of ``Σ w_k (W⁻¹ + s_k²D)⁻¹`` against the matrices themselves."""
-    problem = problem_of(workload, Average())
+    problem = Problem(workload, Average(), ap.once()).banded
     n, q = problem.size, problem.half_bandwidth
     rng = np.random.default_rng(0)
     v, squares, weights = (
@@ -90,7 +91,7 @@ def test_a_node_is_a_resolvent(workload):
                 S = np.column_stack([(move[i] * S).sum(axis=1), S[:, :-1]])
             found[i, j] = found[j, i] = (h[i] * S).sum()
     np.testing.assert_allclose(found, X, rtol=1e-7, atol=1e-9 * np.abs(X).max())
-    low, high = spectrum(problem, Diagonal(np.sqrt(v)), accuracy=1e-6)
+    low, high = extreme_eigenvalues(problem, DiagonalFactor(np.sqrt(v)), accuracy=1e-6)
     eigenvalues = np.linalg.eigvalsh(np.sqrt(v)[:, None] * W * np.sqrt(v))
     assert low == pytest.approx(1 / eigenvalues[-1], rel=1e-3)
     assert high == pytest.approx(1 / eigenvalues[0], rel=0.05)
@@ -112,9 +113,11 @@ def test_where_the_sum_does_not_reach_it_is_too_small():
 
 
 def test_a_search_cut_short_still_certifies():
-    problem = problem_of(ap.Workload.sgd(64), Average())
+    problem = Problem(ap.Workload.sgd(64), Average(), ap.once()).banded
     best = ap.design("dp-mf", steps=64, buffers="exact").error
-    bounds = [maximise(problem, tolerance=1e-9, most=most).lower_bound for most in range(8)]
+    bounds = [
+        maximise_dual(problem, tolerance=1e-9, max_iterations=most).lower_bound for most in range(8)
+    ]
     assert all(bound <= best for bound in bounds)
     assert (np.diff(bounds) > 0).all()
 
@@ -142,12 +145,14 @@ def test_restarts_are_solved_once():
 
 def test_what_has_no_short_recurrence_is_left_to_the_dense_path():
     plain = ap.Workload.sgd(8)
-    assert can_be_streamed(plain, Average(), ap.once())
-    assert not can_be_streamed(ap.Workload.from_matrix(plain.dense()), Average(), ap.once())
-    assert not can_be_streamed(plain, Curvature([0.1, 0.5]), ap.once())
-    assert not can_be_streamed(plain, Restarts(4, include_final=True), ap.once())
-    assert can_be_streamed(ap.Workload.sgd(8, momentum=0.9), Restarts(4), ap.once())
-    assert not can_be_streamed(ap.Workload.sgd(8, delay=2).with_ema(0.5), Average(), ap.once())
+    assert is_streamable(Problem(plain, Average(), ap.once()))
+    assert not is_streamable(Problem(ap.Workload.from_matrix(plain.dense()), Average(), ap.once()))
+    assert not is_streamable(Problem(plain, Curvature([0.1, 0.5]), ap.once()))
+    assert not is_streamable(Problem(plain, Restarts(4, include_final=True), ap.once()))
+    assert is_streamable(Problem(ap.Workload.sgd(8, momentum=0.9), Restarts(4), ap.once()))
+    assert not is_streamable(
+        Problem(ap.Workload.sgd(8, delay=2).with_ema(0.5), Average(), ap.once())
+    )
 
 
 def test_a_stream_with_broken_coefficients_is_refused():
@@ -184,8 +189,8 @@ def test_a_stream_with_broken_coefficients_is_refused():
 )
 def test_column_norms_keep_their_digits_where_a_nodes_vectors_nearly_cancel(workload):
     """A review found them too small by 5e-7 for momentum 0.99 with an EMA, where squares drowned the differences."""
-    settings = {"options": {}, "tolerance": 1e-9, "buffers": 12}
-    f = streamed_optimum("dp-mf", workload, Average(), ap.once(), **settings)
+    problem = Problem(workload, Average(), ap.once())
+    f = streaming_optimum(problem, tolerance=1e-9, buffers=12)
     assert f.distinct[0].r.shape[2] > 1
     dense = np.square(f.encoder()).sum(axis=0)
     np.testing.assert_allclose(f.encoder_columns().squared_norms(), dense, rtol=1e-10)

@@ -9,8 +9,9 @@ import antiphase as ap
 from antiphase.factorizations.blt import Blt
 from antiphase.factorizations.toeplitz import Toeplitz
 from antiphase.objective import Average, Damped, Maximum
+from antiphase.problem import Problem
 from antiphase.solvers.closed_form import square_root_coefficients
-from antiphase.solvers.toeplitz import Loss
+from antiphase.solvers.toeplitz import ToeplitzLoss
 from tests import reference
 
 T = 20
@@ -50,7 +51,7 @@ def test_the_error_is_that_of_the_matrices(workload, objective, bands, normalize
 def test_the_loss_is_the_error_and_its_gradient_is_right(workload, participation):
     c = np.sort(np.random.default_rng(0).random(12) + 0.1)[::-1]
     for objective in (Average(), Damped(0.9)):
-        loss = Loss(workload, objective, participation)
+        loss = ToeplitzLoss(Problem(workload, objective, participation))
         value, slope = loss(c)
         f = Toeplitz("t", workload, objective, participation, c, False)
         assert np.exp(value) == pytest.approx(f.error, rel=1e-10)

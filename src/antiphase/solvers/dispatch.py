@@ -53,7 +53,7 @@ def optimal(
     Example:
         >>> from antiphase import Workload, epochs, objective
         >>> optimal(Problem(Workload.sgd(8), objective.Average(), epochs(2, every=4)))
-        <Factorization optimal: 8 steps, 2 epochs of 4 steps, error 23.1..., gap ..., sensitivity 1>
+        <Factorization optimal: 8 steps, 2 epochs of 4 steps, error 36.8..., gap ..., sensitivity 1>
     """
     _check_buffers(problem, buffers)
     if tolerance is None:

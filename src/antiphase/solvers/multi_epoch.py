@@ -172,7 +172,7 @@ class MultiEpochDual:
         point = self.evaluate(V, sharp=True)
         low, high, error = point.more
         margin = 10 * self.accuracy + dual.ROUNDING + 100 * UNIT_ROUNDOFF * np.sqrt(high / low)
-        return point.bound * (1 - margin), error * (1 + margin)
+        return float(point.bound * (1 - margin)), float(error * (1 + margin))
 
     def _summed(
         self,
