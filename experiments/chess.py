@@ -15,8 +15,9 @@ import numpy as np
 
 import antiphase as ap
 from antiphase.reporting import charts, figures
-from antiphase.theory.bounds import noise_bracket
-from antiphase.theory.quadratic import Quadratic, exact, simulate
+from antiphase.theory.bounds import noise_terms
+from antiphase.theory.quadratic import Quadratic, expectation
+from antiphase.theory.simulation import simulate
 from experiments.quadratic import rounded
 from experiments.runner import Cell, Result, Results, Table
 
@@ -50,7 +51,7 @@ def work(cell: Cell) -> Result:
         "noise": cell["sigma"] / math.sqrt(cell["dimension"]),
     }
     paths = simulate(design, problem, **setting, runs=cell["runs"], seed=cell["seed"]).gradient
-    expected = exact(design, problem, **setting).gradient.total
+    expected = expectation(design, problem, **setting).gradient.total
     spread = paths.std(axis=0, ddof=1) / math.sqrt(len(paths))
     steps = np.arange(len(expected))
     half = steps >= len(steps) // 2
@@ -59,7 +60,7 @@ def work(cell: Cell) -> Result:
         "sensitivity": design.sensitivity,
         "frobenius": float(design.noise_per_iterate.sum()),
         "tau": tau,
-        "bracket": noise_bracket(design, tau).weighted,
+        "bracket": noise_terms(design, tau).weighted,
         "averages": {
             str(n): float(expected[: n + 1].mean())
             for n in (cell["steps"] // k for k in (8, 4, 2, 1))

@@ -20,7 +20,8 @@ from antiphase._util.checks import Array
 from antiphase.factorizations.base import Factorization
 from antiphase.reporting import charts, figures
 from antiphase.theory.damping import best_damping
-from antiphase.theory.quadratic import Quadratic, exact, simulate
+from antiphase.theory.quadratic import Quadratic, expectation
+from antiphase.theory.simulation import simulate
 from experiments.runner import Cell, Result, Results, Table
 
 NAME = "quadratic"
@@ -68,10 +69,10 @@ def work(cell: Cell) -> Result:
     growth = (1 - rate * cell["smoothness"]) ** 2  # per step, squared, in the steepest direction
     if growth > 1:
         sgd = ap.design("dp-sgd", steps=EARLY)
-        early = exact(sgd, problem, learning_rate=rate, noise=noise).gradient
+        early = expectation(sgd, problem, learning_rate=rate, noise=noise).gradient
         return {"diverges": True, "growth": growth, "early": early.last}
     design = _damped(problem, cell) if cell["mechanism"] == "damped" else _design(cell)
-    expected = exact(design, problem, learning_rate=rate, noise=noise).gradient
+    expected = expectation(design, problem, learning_rate=rate, noise=noise).gradient
     paths = simulate(
         design, problem, learning_rate=rate, noise=noise, runs=cell["runs"], seed=cell["seed"]
     ).gradient

@@ -214,7 +214,7 @@ CALLS = {
                 {"name": TEXT(BOUNDS),
                  "factorization": TEXT([F, *(ap.design(n, steps=8) for n in ("dp-sgd", "anti-pgd", "chess", "tree"))]),
                  "constants": st.just(theory.Constants(1.0, 0.2, 1.0, distance=1.0, gap=1.0, lipschitz=1.0))}),
-    "noise_bracket": (theory.noise_bracket, {"factorization": st.just(F), "tau": SMALL}),
+    "noise_terms": (theory.noise_terms, {"factorization": st.just(F), "tau": SMALL}),
     "Recipe": (Recipe, {"epochs": SMALL, "batch_size": SMALL, "learning_rate": POSITIVE, "?mechanism": TEXT(ap.names()),
                         "?epsilon": POSITIVE, "?delta": SHARES, "?clip_norm": POSITIVE, "?momentum": SHARES}),
     "data.load": (data.load, {"source": TEXT(["digits", *WORDS[:3], "absent"])}),

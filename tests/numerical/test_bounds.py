@@ -9,7 +9,7 @@ from scipy.signal import lfilter
 
 import antiphase as ap
 from antiphase.objective import Average
-from antiphase.theory import bounds
+from antiphase.theory import bounds, sequences
 from antiphase.theory.bounds import Constants
 from tests import reference
 from tests.theory.test_bounds import factored, rise_and_fall, variances
@@ -193,7 +193,7 @@ def by_paths(rng, f, function, step, away, noise, paths=400):
     """Means over t = 0 … T and over paths, less 4 standard errors."""
     value, gradient, _ = function
     u = f.sensitivity * noise * (f.decoder() @ rng.normal(size=(f.steps, paths)))
-    x = bounds.iterates(gradient, np.full(paths, away), u, step)
+    x = sequences.iterates(gradient, np.full(paths, away), u, step)
     each = {"gradient": np.square(gradient(x)).mean(axis=0), "value": value(x).mean(axis=0)}
     low = {name: y.mean() - 4 * y.std() / math.sqrt(paths) for name, y in each.items()}
     return low, float(value(np.array(away)))
@@ -293,16 +293,16 @@ def test_brackets_in_closed_form(shown):
         for name, value in closed.items():
             f = ap.design(name, steps=steps)
             worst = max(
-                worst, abs(bounds.noise_bracket(f, tau).weighted / f.sensitivity**2 / value - 1)
+                worst, abs(bounds.noise_terms(f, tau).weighted / f.sensitivity**2 / value - 1)
             )
     for (steps, tau), values in reference.BRACKETS.items():
         for name, value in zip(("dp-sgd", "anti-pgd", "chess"), values, strict=True):
             f = ap.design(name, steps=steps)
             worst = max(
-                worst, abs(bounds.noise_bracket(f, tau).weighted / f.sensitivity**2 / value - 1)
+                worst, abs(bounds.noise_terms(f, tau).weighted / f.sensitivity**2 / value - 1)
             )
     chess, m, tau = ap.design("chess", steps=100_000), 1000, 100
-    long = abs(bounds.noise_bracket(chess, tau).weighted / (100_000 * (m + 2) / 2) - 1)
+    long = abs(bounds.noise_terms(chess, tau).weighted / (100_000 * (m + 2) / 2) - 1)
     shown(
         "brackets in closed form",
         f"{worst:.1e}; Chess, T = 100,000: {long:.1e}",
@@ -323,7 +323,7 @@ def test_the_bracket_takes_linear_time(shown):
             _ = f.sensitivity
             for _ in range(5):
                 began = time.process_time()
-                bounds.noise_bracket(f, 300)
+                bounds.noise_terms(f, 300)
                 least = min(least, time.process_time() - began)
             took.append(least)
         exponents[name], last[name] = np.polyfit(np.log(lengths), np.log(took), 1)[0], took[-1]
@@ -465,8 +465,8 @@ def test_the_virtual_sequence_of_pgd_grows(shown):
             )
     rng, rate, paths = np.random.default_rng(3), 0.1, 4000
     z = sigma * rng.normal(size=(400, paths))
-    x = bounds.iterates(lambda x: L * x, np.zeros(paths), np.cumsum(z, axis=0), rate)
-    virtual = L / 2 * np.square(bounds.virtual_iterates(x, np.cumsum(z, axis=0), rate)[-1])
+    x = sequences.iterates(lambda x: L * x, np.zeros(paths), np.cumsum(z, axis=0), rate)
+    virtual = L / 2 * np.square(sequences.virtual_iterates(x, np.cumsum(z, axis=0), rate)[-1])
     expected = bounds.pgd_virtual_noise(400, Constants(L, rate, sigma))
     off = abs(virtual.mean() - expected) / (virtual.std() / math.sqrt(paths))
     real = L / 2 * np.square(x[-1]).mean()
@@ -490,8 +490,8 @@ def test_anti_pgd_is_randomized_smoothing_path_by_path(shown):
             rng.uniform(0.01, 1),
         )
         f = ap.design("anti-pgd", steps=200)
-        x = bounds.iterates(FUNCTIONS[name][1], start, f.decoder() @ z, rate)
-        smoothed = bounds.smoothed_iterates(FUNCTIONS[name][1], start, z, rate)
+        x = sequences.iterates(FUNCTIONS[name][1], start, f.decoder() @ z, rate)
+        smoothed = sequences.smoothed_iterates(FUNCTIONS[name][1], start, z, rate)
         worst = max(worst, float(np.abs(x[1:] + rate * z - smoothed[1:]).max()))
     shown("x̃ = x + γz along 100 paths of 200 steps", f"apart by at most {worst:.1e}", "rounding")
     assert worst <= 1e-11

@@ -8,7 +8,8 @@ import pytest
 import antiphase as ap
 from antiphase.theory import quadratic
 from antiphase.theory.damping import best_damping
-from antiphase.theory.quadratic import Quadratic, exact, simulate
+from antiphase.theory.quadratic import Quadratic, expectation
+from antiphase.theory.simulation import simulate
 
 pytestmark = [pytest.mark.issue(8), pytest.mark.long]
 
@@ -138,7 +139,7 @@ def mechanism(tau, **options):
 
 
 def average(f, gamma):
-    return exact(f, PAPER, learning_rate=gamma, noise=NOISE).gradient.average
+    return expectation(f, PAPER, learning_rate=gamma, noise=NOISE).gradient.average
 
 
 def test_exact_expectations_on_the_papers_grid(shown):
@@ -148,7 +149,7 @@ def test_exact_expectations_on_the_papers_grid(shown):
     for tau in [0, *TAUS]:
         f = mechanism(tau, **({} if tau == 1 else {"buffers": "exact", "tolerance": 1e-13}))
         for gamma, values in REFERENCE.items():
-            found = exact(f, PAPER, learning_rate=gamma, noise=NOISE).gradient
+            found = expectation(f, PAPER, learning_rate=gamma, noise=NOISE).gradient
             for name, value in zip(worst, values[tau], strict=True):
                 worst[name] = max(worst[name], abs(getattr(found, name) / value - 1))
     shown(
@@ -175,7 +176,7 @@ def test_the_recurrence_and_the_dense_formula(shown):
         tries = []
         for _ in range(3):  # the machine may do other things: processor time, and the best of three
             began = time.process_time()
-            exact(f, PAPER, learning_rate=gamma, noise=NOISE)
+            expectation(f, PAPER, learning_rate=gamma, noise=NOISE)
             tries.append(time.process_time() - began)
         seconds.append(min(tries))
     exponent = np.log(seconds[1] / seconds[0]) / np.log(4)
@@ -193,15 +194,15 @@ def test_simulation(shown, tau):
     """The paper's quadratic with the library's own noise, and the virtual sequence beside it."""
     gamma, runs = 0.005, 64
     f = mechanism(tau)
-    found = exact(f, PAPER, learning_rate=gamma, noise=NOISE)
+    found = expectation(f, PAPER, learning_rate=gamma, noise=NOISE)
     paths = simulate(f, PAPER, learning_rate=gamma, noise=NOISE, runs=runs, seed=8, tau=50)
     off = []
     for expected, seen in ((found.gradient, paths.gradient), (found.gap, paths.gap)):
         for value, sample in ((expected.average, seen.mean(axis=1)), (expected.last, seen[:, -1])):
             off.append(abs(sample.mean() - value) / (sample.std(ddof=1) / runs**0.5))
-    b_49 = quadratic._variances(f, f.workload, np.zeros(1))[48, 0] * f.sensitivity**2
+    b_49 = quadratic.row_variances(f, f.workload, np.zeros(1))[48, 0] * f.sensitivity**2
     rows = b_49 * (gamma * NOISE) ** 2 * 100  # ‖b_49 − b_0‖², before the first restart
-    apart = paths.apart[:, 49]
+    apart = paths.virtual_distance[:, 49]
     off.append(abs(apart.mean() - rows) / (apart.std(ddof=1) / runs**0.5))
     words = ", ".join(f"{value:.2f}" for value in off)
     shown(
@@ -210,7 +211,7 @@ def test_simulation(shown, tau):
         "≤ 4",
     )
     assert max(off) <= 4
-    assert not paths.apart[:, ::50].any()
+    assert not paths.virtual_distance[:, ::50].any()
 
 
 def test_best_over_the_learning_rate_dp_mf(shown):
@@ -263,7 +264,7 @@ def test_curvature_aware_is_no_worse_than_damped(shown):
     damped = best_damping(PAPER, steps=STEPS, learning_rate=gamma).factorization
     options = {"spectrum": PAPER.spectrum, "learning_rate": gamma, "tolerance": 1e-4}
     aware = ap.design("curvature", steps=STEPS, **options)
-    found = exact(aware, PAPER, learning_rate=gamma, noise=NOISE).gradient
+    found = expectation(aware, PAPER, learning_rate=gamma, noise=NOISE).gradient
     best, surrogate = found.average, average(damped, gamma)
     apart = found.noise.sum() / ((gamma * NOISE) ** 2 * aware.error) - 1
     shown(

@@ -9,7 +9,7 @@ import antiphase as ap
 from antiphase.comparison import Setting
 from antiphase.factorizations.dense import Dense
 from antiphase.recommendation import recommend
-from antiphase.theory.quadratic import Quadratic, exact
+from antiphase.theory.quadratic import Quadratic, expectation
 from tests.numerical.test_quadratic import EVERY_DIRECTION
 
 pytestmark = [pytest.mark.issue(8), pytest.mark.long, pytest.mark.study]
@@ -34,7 +34,7 @@ def test_the_quadratic_on_average(shown, gamma):
     From γ = 0.015 on that bound is 2.6 to 5.5 % below any one design that was found: there the next test compares.
     """
     found = advised(5000, gamma, "average")
-    expected = exact(found.best.factorization, PAPER, noise=NOISE).gradient
+    expected = expectation(found.best.factorization, PAPER, noise=NOISE).gradient
     over = expected.average / EVERY_DIRECTION[gamma] - 1
     bound = EVERY_DIRECTION[gamma] - float(expected.signal.mean())
     gains = ", ".join(f"{gain.ratio:.1%} of {gain.over}" for gain in found.gains)
@@ -88,7 +88,7 @@ def offered(steps, gamma):
 @pytest.mark.parametrize("criterion", ["last", "average"])
 def test_the_quadratic_against_all_that_we_offer(shown, steps, gamma, criterion):
     def judged(f, rate):
-        found = exact(f, PAPER, learning_rate=rate, noise=NOISE)
+        found = expectation(f, PAPER, learning_rate=rate, noise=NOISE)
         last, average = found.gap, found.gradient
         return (
             (last.last, last.noise[-1])
@@ -140,7 +140,7 @@ def test_momentum_matches_the_workload(shown, optimizer):
     ).best.factorization
     f = found.best.factorization
     unmatched = Dense("unmatched", workload, f.objective, f.participation, plain.encoder())
-    values = [exact(g, problem, noise=1.0).gap.noise[-1] for g in (f, unmatched)]
+    values = [expectation(g, problem, noise=1.0).gap.noise[-1] for g in (f, unmatched)]
     shown(
         f"{workload.describe()}: {found.best.label}",
         f"designed for {f.workload.describe()}; for plain SGD, noise² {values[1] / values[0] - 1:+.0%}",

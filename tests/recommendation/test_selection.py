@@ -9,7 +9,7 @@ import antiphase as ap
 from antiphase import accounting
 from antiphase.comparison import Setting
 from antiphase.recommendation import recommend
-from antiphase.theory.quadratic import Quadratic, ends_further_off, exact
+from antiphase.theory.quadratic import Quadratic, diverges, expectation
 from antiphase.theory.spectrum import Spectrum
 
 
@@ -107,7 +107,7 @@ def test_a_known_quadratic_is_judged_by_its_expectation():
         found = recommend(setting, spectrum=problem, criterion=criterion)
 
         def value(f, criterion=criterion):
-            e = exact(f, problem, noise=1.0)
+            e = expectation(f, problem, noise=1.0)
             return e.gap.noise[-1] if criterion == "last" else e.gradient.noise.mean()
 
         plain = value(ap.design("dp-sgd", workload=setting.workload))
@@ -151,7 +151,8 @@ def test_an_estimate_stands_for_a_range():
     known = Quadratic(values, multiplicity=np.arange(10.0, 0.0, -1.0))
     f, plain = found.best.factorization, ap.design("dp-sgd", workload=setting.workload)
     share = math.sqrt(
-        exact(f, known, noise=1.0).gap.noise[-1] / exact(plain, known, noise=1.0).gap.noise[-1]
+        expectation(f, known, noise=1.0).gap.noise[-1]
+        / expectation(plain, known, noise=1.0).gap.noise[-1]
     )
     gain = found.gains[0]
     assert gain.over == "DP-SGD"
@@ -170,7 +171,9 @@ def test_learning_rates_come_from_the_same_expectation():
     found = recommend(setting, spectrum=problem, batch_size=1, clip_norm=0.5)
     f, given = found.best.factorization, 0.01
     values = {
-        given * 2 ** (i / 2): exact(f, problem, learning_rate=2 ** (i / 2), noise=0.5).gap.last
+        given * 2 ** (i / 2): expectation(
+            f, problem, learning_rate=2 ** (i / 2), noise=0.5
+        ).gap.last
         for i in range(-8, 9)
     }
     best = min(values, key=values.get)
@@ -214,7 +217,7 @@ def test_a_single_step_has_nothing_to_cancel():
 
 
 @pytest.mark.parametrize(
-    ("rates", "momentum", "curvature", "diverges"),
+    ("rates", "momentum", "curvature", "expected"),
     [
         (2.01, 0.0, 1.0, True),
         (1.99, 0.0, 1.0, False),
@@ -223,8 +226,8 @@ def test_a_single_step_has_nothing_to_cancel():
         (4.0, 0.9, 1.0, True),
     ],
 )
-def test_a_rate_at_which_training_ends_further_off_is_refused(rates, momentum, curvature, diverges):
+def test_a_rate_at_which_training_ends_further_off_is_refused(rates, momentum, curvature, expected):
     """Also where nothing overflows, since there are few steps. The limits are 2/h, and with momentum 2(1 + μ)/h."""
     workload = ap.Workload.sgd(200, learning_rates=rates, momentum=momentum)
-    assert ends_further_off(workload, curvature) == diverges
-    assert ends_further_off(ap.Workload.sgd(200, momentum=momentum), curvature, rates) == diverges
+    assert diverges(workload, curvature) == expected
+    assert diverges(ap.Workload.sgd(200, momentum=momentum), curvature, rates) == expected

@@ -10,9 +10,9 @@ import antiphase as ap
 from antiphase.factorizations.dense import Dense
 from antiphase.factorizations.toeplitz import Toeplitz
 from antiphase.objective import Average, Restarts
-from antiphase.theory import bounds
+from antiphase.theory import bounds, sequences
 from antiphase.theory.bounds import Constants
-from antiphase.theory.decoder_norms import Rows
+from antiphase.theory.decoder_norms import DecoderNorms
 from tests import reference
 
 DESIGNS = [
@@ -72,7 +72,7 @@ def test_the_sums_are_those_of_the_matrix(name, options):
     """Through a stream, by diagonals, or dense: the same, for every τ, dividing the steps or not."""
     f = banded(40) if name == "banded" else ap.design(name, steps=40, **options)
     for tau in (1, 4, 7, 40, 50):
-        found = bounds.noise_bracket(f, tau)
+        found = bounds.noise_terms(f, tau)
         np.testing.assert_allclose(
             [found.between, found.restarts, found.final],
             dense_bracket(f, tau),
@@ -84,14 +84,16 @@ def test_the_sums_are_those_of_the_matrix(name, options):
     for kappa in (0.01, 0.3, 5.0):
         m = kappa * B.sum(axis=0) / (1 + kappa * n)
         stale = kappa * np.square(B - np.tril(np.ones((40, 40))) * m).sum()
-        np.testing.assert_allclose(Rows(f).fresh(kappa), [stale, m @ m], rtol=1e-9)
+        np.testing.assert_allclose(
+            DecoderNorms(f).stale_and_fresh(kappa), [stale, m @ m], rtol=1e-9
+        )
 
 
 @pytest.mark.parametrize("kappa", [0.01, 0.3, 5.0])
 def test_the_fresh_share_is_the_best_one(kappa):
     f = ap.design("dp-mf", steps=24)
     B, S = f.sensitivity * f.decoder(), np.tril(np.ones((24, 24)))
-    best = sum(Rows(f).fresh(kappa))
+    best = sum(DecoderNorms(f).stale_and_fresh(kappa))
     rng = np.random.default_rng(0)
     for m in [np.zeros(24), np.ones(24), *rng.uniform(0, 1, (50, 24))]:
         assert best <= kappa * np.square(B - S * m).sum() + m @ m
@@ -101,7 +103,7 @@ def test_brackets_of_the_oracle():
     for (steps, tau), expected in reference.BRACKETS.items():
         for name, value in zip(("dp-sgd", "anti-pgd", "chess"), expected, strict=True):
             f = ap.design(name, steps=steps)
-            assert bounds.noise_bracket(f, tau).weighted / f.sensitivity**2 == pytest.approx(
+            assert bounds.noise_terms(f, tau).weighted / f.sensitivity**2 == pytest.approx(
                 value, rel=1e-12
             )
 
@@ -187,8 +189,8 @@ def test_the_published_convex_bound_is_exceeded_and_ours_is_not():
 def test_the_virtual_sequences_take_gradients_without_noise_and_restart():
     rng = np.random.default_rng(1)
     noise, rate = ap.design("dp-mf", steps=20).decoder() @ rng.normal(size=(20, 3)), 0.1
-    x = bounds.iterates(np.tanh, np.ones(3), noise, rate)
-    plain, restarting = (bounds.virtual_iterates(x, noise, rate, tau) for tau in (None, 6))
+    x = sequences.iterates(np.tanh, np.ones(3), noise, rate)
+    plain, restarting = (sequences.virtual_iterates(x, noise, rate, tau) for tau in (None, 6))
     for t in range(20):
         np.testing.assert_allclose(plain[t + 1], plain[t] - rate * np.tanh(x[t]), atol=1e-14)
         expected = x[t + 1] if (t + 1) % 6 == 0 else restarting[t] - rate * np.tanh(x[t])
@@ -199,12 +201,12 @@ def test_anti_pgd_is_randomized_smoothing_path_by_path():
     rng = np.random.default_rng(2)
     for gradient in (np.tanh, np.sin, lambda x: x * np.array([0.1, 1.0, 4.0])):
         z, start, rate = rng.normal(size=(50, 3)), rng.normal(size=3), 0.2
-        x = bounds.iterates(gradient, start, z, rate)  # B = I
+        x = sequences.iterates(gradient, start, z, rate)  # B = I
         moved = x + rate * np.vstack([np.zeros(3), z])
         np.testing.assert_allclose(
-            moved, bounds.smoothed_iterates(gradient, start, z, rate), atol=1e-13
+            moved, sequences.smoothed_iterates(gradient, start, z, rate), atol=1e-13
         )
-        np.testing.assert_allclose(moved, bounds.virtual_iterates(x, z, rate), atol=1e-14)
+        np.testing.assert_allclose(moved, sequences.virtual_iterates(x, z, rate), atol=1e-14)
 
 
 @pytest.mark.parametrize("step", [0.01, 0.1, 0.25, 0.9])
@@ -217,10 +219,10 @@ def test_noise_on_one_curvature_in_closed_form(step):
         dense = L / 2 * 9 * variances(f, L, step / L) / f.sensitivity**2
         for t in (1, 2, steps):
             assert closed(t, c) == pytest.approx(dense[t], rel=1e-12)
-    x = bounds.iterates(
+    x = sequences.iterates(
         lambda x: L * x, np.zeros(steps), np.tril(np.ones((steps, steps))), step / L
     )  # Z = I
-    virtual = bounds.virtual_iterates(x, np.tril(np.ones((steps, steps))), step / L)
+    virtual = sequences.virtual_iterates(x, np.tril(np.ones((steps, steps))), step / L)
     assert bounds.pgd_virtual_noise(steps, c) == pytest.approx(
         L / 2 * 9 * np.square(virtual[-1]).sum(), rel=1e-11
     )

@@ -11,9 +11,10 @@ from antiphase.errors import TooLargeError
 from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism
 from antiphase.objective import Curvature
-from antiphase.theory import quadratic
+from antiphase.theory import quadratic, simulation
 from antiphase.theory.damping import best_damping
-from antiphase.theory.quadratic import Quadratic, exact, simulate
+from antiphase.theory.quadratic import Quadratic, expectation
+from antiphase.theory.simulation import simulate
 
 PAPER = Quadratic.paper()
 NOISE = 2.0  # the paper's σ = 20 in 100 dimensions
@@ -77,7 +78,7 @@ def test_independent_values(name):
     options = {"tau": int(tau)} if tau else {}
     if name.startswith("dp-mf"):
         options |= {"buffers": "exact", "tolerance": 1e-13}
-    found = exact(
+    found = expectation(
         ap.design(name, steps=256, **options), PAPER, learning_rate=0.01, noise=NOISE
     ).gradient
     average, at = NOISE_256[f"{name} {tau}".strip()]
@@ -95,7 +96,7 @@ def test_plain_sgd_in_closed_form():
     """``ρ^2t`` of the start, and the geometric sum of ``ρ²`` of the noise."""
     h, gamma, t = 1.5, 0.4, np.arange(T + 1)
     rho = 1 - gamma * h
-    found = exact(
+    found = expectation(
         ap.design("dp-sgd", steps=T),
         Quadratic([h], optimum=3.0, start=1.0),
         learning_rate=gamma,
@@ -158,7 +159,7 @@ def test_a_matrix_workload_and_several_epochs_go_the_dense_way():
     encoder = ap.design("dp-mf", workload=workload, epochs=4)
     matrix = dataclasses.replace(encoder, workload=ap.Workload.from_matrix(workload.dense()))
     first, second = (
-        exact(f, SMALL, learning_rate=RATE, noise=1.0).gradient for f in (encoder, matrix)
+        expectation(f, SMALL, learning_rate=RATE, noise=1.0).gradient for f in (encoder, matrix)
     )
     assert second.signal == pytest.approx(first.signal, rel=1e-10)
     assert second.noise == pytest.approx(first.noise, rel=1e-10)
@@ -171,20 +172,20 @@ def test_a_stream_of_many_steps_needs_no_dense_matrix(monkeypatch):
     f = ap.design("dp-mf+", steps=20_000, tau=500)
     monkeypatch.setattr(Factorization, "encoder", refuse)
     began = time.perf_counter()
-    found = exact(f, Quadratic([0.1, 1.0]), learning_rate=0.1, noise=1.0)
+    found = expectation(f, Quadratic([0.1, 1.0]), learning_rate=0.1, noise=1.0)
     assert len(found.gradient.total) == 20_001
     assert time.perf_counter() - began < 60
 
 
 def test_multiplicity_is_repetition_and_flat_directions_have_no_gradient():
     f = ap.design("dp-mf", steps=T)
-    one = exact(
+    one = expectation(
         f,
         Quadratic([0.0, 0.5, 2.0], spread=1.0, multiplicity=[4, 2, 3]),
         learning_rate=RATE,
         noise=1.0,
     )
-    other = exact(
+    other = expectation(
         f, Quadratic([2.0, 0.5, 2.0, 0.5, 2.0], spread=1.0), learning_rate=RATE, noise=1.0
     )
     for a, b in ((one.gradient, other.gradient), (one.gap, other.gap)):
@@ -197,11 +198,12 @@ def test_multiplicity_is_repetition_and_flat_directions_have_no_gradient():
 def test_a_mechanism_brings_its_own_noise():
     f = ap.design("anti-pgd", steps=T)
     m = ap.calibrate(f, noise_multiplier=1.5, clip_norm=0.2)
-    own = exact(m, SMALL, learning_rate=RATE)
-    given = exact(f, SMALL, learning_rate=RATE, noise=0.3)
+    own = expectation(m, SMALL, learning_rate=RATE)
+    given = expectation(f, SMALL, learning_rate=RATE, noise=0.3)
     assert own.gradient.total == pytest.approx(given.gradient.total, rel=1e-12)
     assert (
-        exact(m, SMALL, learning_rate=RATE, noise=0.1).gradient.noise[-1] < own.gradient.noise[-1]
+        expectation(m, SMALL, learning_rate=RATE, noise=0.1).gradient.noise[-1]
+        < own.gradient.noise[-1]
     )
 
 
@@ -212,7 +214,7 @@ def test_a_mechanism_brings_its_own_noise():
 def test_without_noise_a_simulation_is_the_signal(workload):
     problem = dataclasses.replace(SMALL, spread=0.0)
     f = ap.design("dp-sgd", workload=workload)
-    found = exact(f, problem, learning_rate=RATE, noise=0.0)
+    found = expectation(f, problem, learning_rate=RATE, noise=0.0)
     paths = simulate(f, problem, learning_rate=RATE, noise=0.0, seed=1)
     assert paths.gradient[0] == pytest.approx(found.gradient.total, rel=1e-10, abs=1e-12)
     assert paths.gap[0] == pytest.approx(found.gap.total, rel=1e-10, abs=1e-12)
@@ -223,7 +225,7 @@ def test_without_noise_a_simulation_is_the_signal(workload):
 def test_simulation_agrees(workload, name):
     """At every step, within 4.5 standard errors of 2,000 runs; the seed was not chosen."""
     f = ap.design(name, workload=workload)
-    found = exact(f, SMALL, learning_rate=RATE, noise=1.0)
+    found = expectation(f, SMALL, learning_rate=RATE, noise=1.0)
     paths = simulate(f, SMALL, learning_rate=RATE, noise=1.0, runs=2000, seed=0)
     for expected, seen in ((found.gradient, paths.gradient), (found.gap, paths.gap)):
         error = seen.std(axis=0, ddof=1) / np.sqrt(len(seen))
@@ -238,16 +240,16 @@ def test_the_virtual_sequence():
     B = np.vstack([np.zeros(T), f.decoder()])
     since = B - B[np.arange(T + 1) // tau * tau]
     expected = 4 * (gamma * noise * f.sensitivity) ** 2 * np.square(since).sum(axis=1)
-    error = paths.apart.std(axis=0, ddof=1) / np.sqrt(runs)
-    assert (np.abs(paths.apart.mean(axis=0) - expected) <= 4.5 * error + 1e-12).all()
+    error = paths.virtual_distance.std(axis=0, ddof=1) / np.sqrt(runs)
+    assert (np.abs(paths.virtual_distance.mean(axis=0) - expected) <= 4.5 * error + 1e-12).all()
     restarts = np.arange(0, T + 1, tau)
-    assert not paths.apart[:, restarts].any()
+    assert not paths.virtual_distance[:, restarts].any()
     assert np.array_equal(paths.virtual_gradient[:, restarts], paths.gradient[:, restarts])
     assert np.array_equal(paths.virtual_gap[:, restarts], paths.gap[:, restarts])
-    stream = Mechanism(f, 1.0).noise(runs * 4, key=ap.Key.insecure(3), run=quadratic.SIMULATED)
+    stream = Mechanism(f, 1.0).noise(runs * 4, key=ap.Key.insecure(3), run=simulation.SIMULATED_RUN)
     rows = noise * np.array(list(stream), dtype=np.float64).reshape(T, runs, 4)
     moved = gamma * np.concatenate([rows[: tau - 1].cumsum(axis=0), np.zeros((1, runs, 4))])
-    assert paths.apart[:, 1 : tau + 1] == pytest.approx(
+    assert paths.virtual_distance[:, 1 : tau + 1] == pytest.approx(
         np.square(moved).sum(axis=2).T, rel=1e-5, abs=1e-12
     )
 
@@ -258,7 +260,7 @@ def test_the_virtual_sequence_never_restarted_is_the_classical_one():
     paths = simulate(f, SMALL, learning_rate=RATE, noise=0.0, seed=1, tau=T + 1)
     assert paths.virtual_gradient == pytest.approx(paths.gradient, rel=1e-12)
     paths = simulate(f, SMALL, learning_rate=RATE, noise=1.0, runs=4000, seed=1, tau=T + 1)
-    apart = paths.apart[:, 1:].mean(axis=0)
+    apart = paths.virtual_distance[:, 1:].mean(axis=0)
     assert apart == pytest.approx(4 * RATE**2 * f.sensitivity**2, rel=0.1)
 
 
@@ -276,7 +278,7 @@ def test_the_optimizer_is_torchs():
         buffer = gradient if buffer is None else mu * buffer + (1 - dampening) * gradient
         x = x - rate * buffer
     f = ap.design("dp-sgd", workload=workload)
-    found = exact(f, problem, learning_rate=RATE, noise=0.0).gradient.total
+    found = expectation(f, problem, learning_rate=RATE, noise=0.0).gradient.total
     assert found[:-1] == pytest.approx(expected, rel=1e-10)
     assert simulate(f, problem, learning_rate=RATE, noise=0.0, seed=1).gradient[0] == pytest.approx(
         found, rel=1e-10
@@ -312,7 +314,7 @@ def test_the_same_seed_is_the_same_simulation():
     )
     assert np.array_equal(one.gradient, again.gradient)
     assert not np.array_equal(one.gradient, other.gradient)
-    assert one.apart is None
+    assert one.virtual_distance is None
 
 
 # ---- curvature ---------------------------------------------------------------------------------------------
@@ -331,11 +333,11 @@ def test_the_curvature_objective_is_the_exact_expectation(workload):
         ap.design("dp-sgd", workload=workload),
         ap.design("damped", workload=workload, rho=0.9),
     ):
-        noise = exact(f, problem, learning_rate=RATE, noise=1.0).gradient.noise
+        noise = expectation(f, problem, learning_rate=RATE, noise=1.0).gradient.noise
         assert noise.sum() == pytest.approx(RATE**2 * f.error_under(objective), rel=1e-10)
     options = {"spectrum": spectrum, "learning_rate": RATE, "probabilities": many}
     best = ap.design("curvature", workload=workload, **options)
-    least = exact(best, problem, learning_rate=RATE, noise=1.0).gradient.noise.sum()
+    least = expectation(best, problem, learning_rate=RATE, noise=1.0).gradient.noise.sum()
     assert least == pytest.approx(RATE**2 * best.error, rel=1e-10)
     assert RATE**2 * best.lower_bound <= least <= noise.sum() * (1 + 1e-9)
 
@@ -355,11 +357,13 @@ def test_the_best_damping_is_near_the_optimum_for_the_spectrum():
     assert choice.value == min(values.values()) == values[choice.rho]
     assert choice.value < 0.9 * values[1.0]
     assert 0.3 < (1 - choice.rho) / (gamma * PAPER.smoothness) < 0.9
-    again = exact(choice.factorization, PAPER, learning_rate=gamma, noise=1.0).gradient.noise.mean()
+    again = expectation(
+        choice.factorization, PAPER, learning_rate=gamma, noise=1.0
+    ).gradient.noise.mean()
     assert again == pytest.approx(choice.value, rel=1e-12)
     for alpha in np.linspace(0.2, 1.0, 9):
         f = ap.design("damped", steps=steps, rho=1 - alpha * gamma * PAPER.smoothness)
-        value = exact(f, PAPER, learning_rate=gamma, noise=1.0).gradient.noise.mean()
+        value = expectation(f, PAPER, learning_rate=gamma, noise=1.0).gradient.noise.mean()
         assert choice.value <= value * (1 + 1e-3)  # buffers="auto" keeps to 0.1 %
 
 
@@ -381,7 +385,7 @@ def test_damping_with_momentum():
     problem = Quadratic([0.01, 0.1, 1.0])
     choice = best_damping(problem, workload=workload, learning_rate=0.05)
     assert choice.factorization.workload == workload
-    none = exact(
+    none = expectation(
         ap.design("dp-mf", workload=workload), problem, learning_rate=0.05, noise=1.0
     ).gradient.noise.mean()
     assert choice.value <= none * (1 + 1e-3)
@@ -399,16 +403,18 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="spread = -1"):
         Quadratic([1.0], spread=-1.0)
     with pytest.raises(TypeError, match="noise = None"):
-        exact(f, SMALL, learning_rate=RATE)
+        expectation(f, SMALL, learning_rate=RATE)
     with pytest.raises(ValueError, match="curvature of its own"):
-        exact(
+        expectation(
             ap.design("dp-sgd", workload=ap.Workload.sgd(T).with_curvature(0.1)), SMALL, noise=1.0
         )
     with pytest.raises(ValueError, match="diverges"):
-        exact(ap.design("dp-sgd", steps=5000), Quadratic([1.0]), learning_rate=30.0, noise=1.0)
+        expectation(
+            ap.design("dp-sgd", steps=5000), Quadratic([1.0]), learning_rate=30.0, noise=1.0
+        )
     both = ap.design("dp-sgd", workload=ap.Workload.sgd(T, weight_decay=0.1, delay=1))
     with pytest.raises(ValueError, match="start = 0"):
-        exact(both, SMALL, learning_rate=RATE, noise=1.0)
+        expectation(both, SMALL, learning_rate=RATE, noise=1.0)
     matrix = ap.design("dp-sgd", workload=ap.Workload.from_matrix(np.tril(np.ones((T, T)))))
     with pytest.raises(ValueError, match="not simulated"):
         simulate(matrix, SMALL, noise=1.0, seed=1)

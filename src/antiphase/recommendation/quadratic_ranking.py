@@ -22,7 +22,7 @@ from antiphase._util.checks import Array
 from antiphase.comparison.candidates import DESIGN_ERRORS, Candidate, Setting
 from antiphase.design import design
 from antiphase.factorizations.base import Factorization
-from antiphase.theory.quadratic import Quadratic, Split, ends_further_off, exact
+from antiphase.theory.quadratic import Quadratic, SignalAndNoise, diverges, expectation
 from antiphase.theory.spectrum import Spectrum
 
 CURVATURE_SCALES = (1.0, 1 / 8, 1 / 64)  # of an estimated spectrum: the range it stands for
@@ -90,20 +90,20 @@ class QuadraticCriterion:
         return self._expected(f, learning_rate, noise, lambda split: split.total)
 
     def _expected(
-        self, f: Factorization, rate: float, noise: float, part: Callable[[Split], Array]
+        self, f: Factorization, rate: float, noise: float, part: Callable[[SignalAndNoise], Array]
     ) -> Array:
         p = self.problem
         values = []
         for scale in self.scales:
             scaled = Quadratic(scale * p.spectrum, p.optimum, p.start, p.spread, p.multiplicity)
-            if ends_further_off(f.workload, scaled.smoothness, rate):
+            if diverges(f.workload, scaled.smoothness, rate):
                 largest = rate * f.workload.max_learning_rate
                 raise ValueError(
                     f"learning rate {largest:g} × largest curvature {p.smoothness:g} = "
                     f"{largest * p.smoothness:g}: training diverges on this spectrum. Lower the "
                     "rate or, as gradients are clipped, estimate the spectrum with clip_norm"
                 )
-            expected = exact(f, scaled, learning_rate=rate, noise=noise)
+            expected = expectation(f, scaled, learning_rate=rate, noise=noise)
             # The scaled curvature governs the dynamics; the cost is measured on the unscaled loss.
             if self.kind == "last":
                 values.append(part(expected.gap)[-1] / scale)

@@ -1,15 +1,15 @@
-"""What theory has to say about a setting: which mechanism to take, and why."""
+"""Theory: convergence bounds, exact expectations on quadratics, spectra."""
 
 from antiphase.theory.bounds import (
-    Bound,
-    Bracket,
     Constants,
+    ConvergenceBound,
+    NoiseTerms,
     anti_pgd_bound,
     chess_bound,
     convex_bound,
     fresh_nonconvex_bound,
     frobenius_rate,
-    noise_bracket,
+    noise_terms,
     nonconvex_bound,
     pgd_bound,
     plain_convex_bound,
@@ -17,15 +17,15 @@ from antiphase.theory.bounds import (
 )
 
 __all__ = [
-    "Bound",
-    "Bracket",
     "Constants",
+    "ConvergenceBound",
+    "NoiseTerms",
     "anti_pgd_bound",
     "chess_bound",
     "convex_bound",
     "fresh_nonconvex_bound",
     "frobenius_rate",
-    "noise_bracket",
+    "noise_terms",
     "nonconvex_bound",
     "pgd_bound",
     "plain_convex_bound",

@@ -1,5 +1,7 @@
-"""The damping that serves best on a quadratic: a one-parameter surrogate of the exact objective
-(``design("curvature")``), chosen by exact expectations, not by a rule of thumb."""
+"""The damping that serves best on a quadratic, by exact expectations.
+
+The `damped` designs are a one-parameter surrogate of the exact objective, ``design("curvature")``.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,23 @@ from antiphase._util import checks as check
 from antiphase.design import design
 from antiphase.factorizations.base import Factorization
 from antiphase.participation import Participation
-from antiphase.theory.quadratic import Quadratic, exact
+from antiphase.theory.quadratic import Quadratic, expectation
 from antiphase.workload import Workload
 
-COARSE = 1.5  # between the dampings first tried, in log(1 − ρ)
+GRID_SPACING = 1.5  # of the dampings tried first, in log(1 − ρ)
 
 
 @dataclass(frozen=True, eq=False)
 class DampedChoice:
-    """The damping that served best, and all that were tried: ``(rho, final_weight, value)``.
+    """The best damping, and all that were tried.
 
-    ``value`` is what noise of standard deviation 1 adds to the average of ``E‖∇f(x_t)‖²``, mixed with the last one's
-    if that was asked for.
+    Attributes:
+        rho: the best factor ``ρ``.
+        final_weight: the best weight of the last iterate.
+        value: what noise of standard deviation 1 adds to ``E‖∇f(x_t)‖²``: the average over t, mixed
+            with the last one if that was asked for.
+        factorization: the best design.
+        tried: ``(rho, final_weight, value)`` of every design.
     """
 
     rho: float
@@ -49,20 +56,31 @@ def best_damping(
     precision: float = 0.1,
     **options: Any,
 ) -> DampedChoice:
-    r"""The ``damped`` design that does best on ``problem``, by exact evaluation of every one tried.
+    r"""Find the ``damped`` design with the least noise on ``problem``.
 
-    For each of ``final_weights`` a search over ``ρ``: a few dampings between none (``ρ = 1``) and that of the largest
-    curvature, evenly in ``log(1 − ρ)``, then Brent's method around the best of them, to a relative ``precision`` of
-    ``1 − ρ``. What counts is the noise in the squared gradient, ``(1 − last)·average + last·last one``: neither its
-    scale nor where the optimum is plays a part. ``options`` go to `design`.
+    For each final weight ``ρ`` is searched for: first a grid between no damping (``ρ = 1``) and that
+    of the largest curvature, evenly in ``log(1 − ρ)``; then Brent's method around the best of them.
+    Neither the scale of the noise nor the place of the optimum matters.
 
     Guarantee: no design that was tried has a lower value.
+
+    Args:
+        problem: the quadratic.
+        steps: as for `design`.
+        workload: as for `design`.
+        learning_rate: a factor on the workload's own learning rates.
+        epochs: as for `design`.
+        participation: as for `design`.
+        last: the share of the last step in the value; the rest is the average over all steps.
+        final_weights: the weights of the last iterate to try.
+        precision: the relative precision of ``1 − ρ``.
+        options: further options of `design`.
     """
     last = check.real_number("last", last, minimum=0.0)
     if last > 1:
         raise ValueError(f"last = {last:g} must be at most 1: it is the share of the last step")
     tried: dict[tuple[float, float], float] = {}
-    best: list[Factorization] = []
+    best: list[Factorization] = []  # of the lowest value so far
 
     def value(rho: float, final_weight: float) -> float:
         if (rho, final_weight) not in tried:
@@ -76,28 +94,26 @@ def best_damping(
                 final_weight=final_weight,
                 **options,
             )
-            noise = exact(f, problem, learning_rate=learning_rate, noise=1.0).gradient.noise
-            found = float((1.0 - last) * noise.mean() + last * noise[-1])
-            if not tried or found < min(tried.values()):
+            noise = expectation(f, problem, learning_rate=learning_rate, noise=1.0).gradient.noise
+            average = float((1.0 - last) * noise.mean() + last * noise[-1])
+            if average < min(tried.values(), default=math.inf):
                 best[:] = [f]
-            tried[rho, final_weight] = found
+            tried[rho, final_weight] = average
         return tried[rho, final_weight]
 
     unit = workload.max_learning_rate if workload is not None else 1.0
     total = workload.steps if workload is not None else check.whole_number("steps", steps)
-    most = min(learning_rate * unit * problem.smoothness, 1.0)
+    most = min(learning_rate * unit * problem.smoothness, 1.0)  # of 1 − ρ
     least = min(1.0 / total, most) / 10.0
+    count = math.ceil(math.log(most / least) / GRID_SPACING) + 1
+    grid = np.linspace(math.log(least), math.log(most), count).tolist()
     for final_weight in final_weights:
         weight = check.positive_number("final_weight", final_weight)
         value(1.0, weight)
-        points = np.linspace(
-            math.log(least), math.log(most), math.ceil(math.log(most / least) / COARSE) + 1
-        ).tolist()
-        i = int(np.argmin([value(1.0 - math.exp(point), weight) for point in points]))
-        around = points[max(i - 1, 0)], points[min(i + 1, len(points) - 1)]
+        i = int(np.argmin([value(1.0 - math.exp(point), weight) for point in grid]))
         scipy.optimize.minimize_scalar(
             lambda point, weight=weight: value(1.0 - math.exp(point), weight),
-            bounds=around,
+            bounds=(grid[max(i - 1, 0)], grid[min(i + 1, len(grid) - 1)]),
             method="bounded",
             options={"xatol": check.positive_number("precision", precision)},
         )

@@ -1,4 +1,4 @@
-"""How a loss is curved: a few curvatures, and how many directions each stands for."""
+"""`Spectrum`: the curvatures of a loss, and how many directions each stands for."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ import numpy as np
 
 from antiphase._util import checks as check
 
-LEAST = 1e-12  # of the largest curvature; what lies below is flat
+FLATNESS = 1e-12  # share of the largest curvature below which a direction is flat
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spectrum:
-    """Curvatures ``values ≥ 0`` and the ``weights`` that say how many directions each has (one, unless given).
+    """Curvatures ``values ≥ 0`` and their ``weights``.
 
-    ``least`` is the lowest eigenvalue that was met; below 0, the loss is not convex there, and ``values`` has such
-    directions as flat.
+    Attributes:
+        values: the curvatures.
+        weights: how many directions each has; one unless given.
+        least: the lowest eigenvalue that was seen. Below 0 the loss is not convex there, and
+            ``values`` has such directions as flat.
 
-    >>> found = Spectrum([4.0, 1.0], [1, 9])
-    >>> found.top, found.dimension, found.mean
-    (4.0, 10.0, 1.3)
+    Example:
+        >>> spectrum = Spectrum([4.0, 1.0], [1, 9])
+        >>> spectrum.top, spectrum.dimension, spectrum.mean
+        (4.0, 10.0, 1.3)
     """
 
     values: Any
@@ -43,7 +47,7 @@ class Spectrum:
             )
         if (weights < 0).any() or not (weights * values).any():
             raise ValueError(
-                "weights of a spectrum must be at least 0, and above 0 somewhere where the values are"
+                "weights of a spectrum must be at least 0, and above 0 for some positive value"
             )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "weights", weights)
@@ -56,21 +60,22 @@ class Spectrum:
 
     @property
     def dimension(self) -> float:
-        """How many directions there are."""
+        """Number of directions."""
         return float(self.weights.sum())
 
     @property
     def mean(self) -> float:
+        """The mean curvature over all directions."""
         return float(self.weights @ self.values / self.weights.sum())
 
     def condensed(self, count: int) -> Spectrum:
-        """At most ``count`` curvatures, for exact expectations in less time.
+        """Return a spectrum of at most ``count`` curvatures, for faster exact expectations.
 
-        Neighbours on a logarithmic scale become one, at the mean that keeps ``Σ weight·value``; what is flat is left
-        out. The largest stays by itself.
+        Neighbours on a logarithmic scale are replaced by the mean that keeps ``Σ weight·value``, and
+        flat directions are dropped. The largest curvature stays by itself.
         """
         count = check.whole_number("count", count, minimum=2)
-        kept = (self.weights > 0) & (self.values > LEAST * self.top)
+        kept = (self.weights > 0) & (self.values > FLATNESS * self.top)
         order = np.argsort(self.values[kept])
         values, weights = self.values[kept][order], self.weights[kept][order]
         if len(values) <= count:
@@ -80,10 +85,11 @@ class Spectrum:
         place[-1] = count - 1
         mass = np.bincount(place, weights, count)
         total = np.bincount(place, weights * values, count)
-        some = mass > 0
-        return Spectrum(total[some] / mass[some], mass[some], self.least)
+        used = mass > 0
+        return Spectrum(total[used] / mass[used], mass[used], self.least)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields as lists and numbers."""
         return {
             "values": self.values.tolist(),
             "weights": self.weights.tolist(),
@@ -91,30 +97,36 @@ class Spectrum:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """As JSON, which `load` and ``antiphase recommend --spectrum`` read."""
+        """Write JSON, which `load` and ``antiphase recommend --spectrum`` read."""
         Path(path).write_text(json.dumps(self.to_dict()) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spectrum:
-        """From JSON: a list of curvatures, or ``{"values": […], "weights": […]}``."""
+        """Read JSON: a list of curvatures, or ``{"values": […], "weights": […]}``.
+
+        Raises:
+            ValueError: the file does not contain a spectrum.
+        """
         try:
-            found = json.loads(Path(path).read_text())
+            content = json.loads(Path(path).read_text())
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON: {error}") from error
-        if isinstance(found, list):
-            found = {"values": found}
+        fields = {"values": content} if isinstance(content, list) else content
         if (
-            not isinstance(found, dict)
-            or "values" not in found
-            or set(found) - {"values", "weights", "least"}
+            not isinstance(fields, dict)
+            or "values" not in fields
+            or set(fields) - {"values", "weights", "least"}
         ):
             raise ValueError(
                 f'{path} must have a list of curvatures, or {{"values": […], "weights": […]}}'
             )
         try:
-            return cls(**found)
+            return cls(**fields)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{path} has no spectrum: {error}") from error
+            raise ValueError(f"{path} does not contain a spectrum: {error}") from error
 
     def __repr__(self) -> str:
-        return f"<Spectrum, {len(self.values)} curvatures up to {self.top:g}, {self.dimension:g} directions>"
+        return (
+            f"<Spectrum, {len(self.values)} curvatures up to {self.top:g}, "
+            f"{self.dimension:g} directions>"
+        )
