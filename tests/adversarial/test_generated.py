@@ -21,10 +21,15 @@ def plain_and_optimised(module, *arguments):
         "PYTHONWARNINGS": "ignore",
     }
     workers = [
-        subprocess.Popen([sys.executable, *flags, "-m", module, *map(str, each)], cwd=ROOT, env=environment,
-                         stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, *flags, "-m", module, *map(str, each)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for flags, each in zip(((), ("-O",)), arguments, strict=True)
-    ]  # fmt: skip
+    ]
     found = [json.loads(worker.communicate(timeout=1800)[0]) for worker in workers]
     assert [one["optimised"] for one in found] == [False, True]
     return found
@@ -38,7 +43,8 @@ def test_10000_generated_calls(shown):
     most = max(one["megabytes"] for one in found)
     shown(
         "generated calls, half of them under python -O",
-        f"{total['calls']}, of which {total['made']} fitted and {total['refused']} were refused by name; "
+        f"{total['calls']}, of which {total['made']} fitted and {total['refused']} were refused "
+        "by name; "
         f"{len(failures)} other endings; {most:.0f} MB",
         "10,000, only our errors, under 1 GB",
     )
@@ -61,7 +67,8 @@ def test_10000_damaged_files(shown, tmp_path):
     most, slowest = (max(one[what] for one in found) for what in ("megabytes", "slowest"))
     shown(
         "damaged files, half of them under python -O",
-        f"{count}, of which {refused} were refused, the others hold what they say; {len(failures)} other endings, "
+        f"{count}, of which {refused} were refused, the others hold what they say; "
+        f"{len(failures)} other endings, "
         f"{len(strays)} files elsewhere, at most {slowest:.1f} s, {most:.0f} MB",
         "10,000, only our errors, no hang, nothing outside, under 1 GB",
     )

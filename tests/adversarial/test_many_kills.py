@@ -21,7 +21,8 @@ def test_twenty_kills(shown, tmp_path):
     steps = [len(ledger) // RECORD for ledger in ledgers]
     shown(
         "20 SIGKILLs at random moments of a run on digits",
-        f"weights {same}, ε {results[0]['epsilon']:.6f} and {results[1]['epsilon']:.6f}, {steps[1]} steps recorded",
+        f"weights {same}, ε {results[0]['epsilon']:.6f} and {results[1]['epsilon']:.6f}, "
+        f"{steps[1]} steps recorded",
         "bit-identical, the same ε, each of 72 steps once",
     )
     kills.check(results, ledgers)
@@ -30,7 +31,7 @@ def test_twenty_kills(shown, tmp_path):
 @pytest.mark.issue(11)
 @pytest.mark.long
 def test_50_kills(tmp_path, shown):
-    """A run on digits that is killed at a random moment and goes on to its end, fifty times from the start."""
+    """Fifty runs on digits, each killed at a random moment and continued to its end."""
     alone, again = tmp_path / "alone", tmp_path / "again"
     alone.mkdir()
     ap.Key.generate().save(alone / "key")

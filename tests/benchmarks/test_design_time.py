@@ -104,7 +104,10 @@ def test_2048_steps(shown):
 @pytest.mark.alone
 def test_the_first_time(shown, tmp_path):
     """A process with an empty compilation cache, on one core."""
-    code = "import antiphase as ap\nfor b in ('exact', 'auto'): ap.design('dp-mf', steps=2048, buffers=b).gap"
+    code = (
+        "import antiphase as ap\nfor b in ('exact', 'auto'): ap.design('dp-mf', steps=2048, "
+        "buffers=b).gap"
+    )
     environment = {
         "NUMBA_CACHE_DIR": str(tmp_path),
         "ANTIPHASE_CACHE": "off",
@@ -181,7 +184,7 @@ print(json.dumps([gap, took, memory, f.sensitivity]))
 
 
 def alone(name, cores, **options):
-    """``(gap, seconds, GiB, sensitivity)`` of a design in a process of its own, on so many cores."""
+    """``(gap, seconds, GiB, sensitivity)`` of a design in its own process on so many cores."""
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} if cores == 1 else {}
     code = ALONE.format(cores=cores, name=name, options=options)
     done = subprocess.run(
@@ -239,7 +242,7 @@ def test_100_epochs_10000_steps(shown):
 @pytest.mark.long
 @pytest.mark.study
 def test_2_epochs_100000_steps_without_an_encoder(shown):
-    """The optimum lies between the two: the upper one is the error of a feasible point, computed from its blocks."""
+    """The optimum lies between the bounds; the upper one is the error of a feasible point."""
     began = time.perf_counter()
     problem = Problem(ap.Workload.sgd(100_000), Average(), ap.epochs(2, 50_000))
     low, high = multi_epoch_bounds(problem, tolerance=1e-10)
@@ -296,7 +299,8 @@ def test_four_buffers_beat_every_banded_and_blt_encoder_of_16_vectors(shown):
     best = min(others, key=lambda name: others[name].error)
     shown(
         "4 buffers, (2048, 16, 128)",
-        f"RMSE {rmse(f):.3f} in {took:.1f} s, {100 * f.gap:.1f} % above the certified optimum in squared error; the "
+        f"RMSE {rmse(f):.3f} in {took:.1f} s, {100 * f.gap:.1f} % above the certified optimum in "
+        "squared error; the "
         f"best of {len(others)} others, {best}: {rmse(others[best]):.3f}",
         "better than each, < 120 s",
     )

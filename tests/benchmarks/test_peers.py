@@ -41,7 +41,7 @@ def test_what_is_asked_holds(shown, tmp_path, name):
 
 
 def test_where_a_peer_wins_the_page_says_so_and_why(shown):
-    """Every comparison of the record in which ours is behind is in the page's table of them, with a reason."""
+    """The page lists every comparison in which a peer is ahead, with a reason."""
     measured, page = ROOT / "results" / "benchmarks.json", ROOT / "docs" / "benchmarks.md"
     if not (measured.exists() and page.exists()):
         pytest.skip("there is no whole run yet: python -m benchmarks --page makes it, and its page")

@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic: turns, claims, losses and the page, on made-up records. Nothing is measured here."""
+"""Alternation, claims, losses and the page of the benchmarks, on made-up records."""
 
 import importlib
 import json
@@ -59,8 +59,12 @@ def test_both_sides_take_turns_and_the_first_call_is_apart():
     assert found["a"].count == 3
     assert timing.take_turns({"said": lambda: 2.5}, 4)["said"].median == 2.5
     assert timing.Timing.of(9.0, [1.0, 2.0, 3.0]).json() == {
-        "first": 9.0, "median": 2.0, "low": 1.0, "high": 3.0, "count": 3,
-    }  # fmt: skip
+        "first": 9.0,
+        "median": 2.0,
+        "low": 1.0,
+        "high": 3.0,
+        "count": 3,
+    }
 
 
 def test_an_exponent_is_fitted():
@@ -106,8 +110,17 @@ def test_a_first_row_that_is_slower_is_said():
 
 
 def a_step(what, ratio, alone):
-    return {"what": what, "opacus": 0.1, "antiphase": 0.1 * ratio, "ratio": ratio, "buffers": 5, "asked": None,
-            "optimizer_opacus": 0.01, "optimizer_antiphase": 0.01 * alone, "optimizer_ratio": alone}  # fmt: skip
+    return {
+        "what": what,
+        "opacus": 0.1,
+        "antiphase": 0.1 * ratio,
+        "ratio": ratio,
+        "buffers": 5,
+        "asked": None,
+        "optimizer_opacus": 0.01,
+        "optimizer_antiphase": 0.01 * alone,
+        "optimizer_ratio": alone,
+    }
 
 
 def test_what_is_slower_in_a_step_is_said_for_the_step_and_alone_and_with_its_own_reason():

@@ -29,7 +29,7 @@ def test_a_step_costs_hardly_more_than_opacus(shown, name):
 @pytest.mark.study
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_throughput_beside_opacus(shown, mode):
-    """The paper's network at batch 500; steps of the two take turns, so that what else the machine does hits both."""
+    """The paper's network at batch 500; steps of both sides alternate."""
     row = benchmark.stepped(f"cnn, batch 500, {mode}")
     ours, theirs = 500 / row["antiphase"], 500 / row["opacus"]
     shown(

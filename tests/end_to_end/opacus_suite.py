@@ -1,19 +1,21 @@
-"""The tests that Opacus ships, with our engine in the place of theirs: under DP-SGD, nothing may have changed.
+"""Opacus' own tests, run with our engine in place of theirs.
 
-    python -m tests.end_to_end.opacus_suite [--engine module:Class] [--json] [-v] [--all] [pattern …]
+    python -m tests.end_to_end.opacus_suite [--engine module:Class] [--json] [-v] [--all]
+                                            [pattern …]
 
-Every module of `opacus.tests` that names `PrivacyEngine` runs, except what NOT_APPLICABLE lists with its reason. That
-table is the only one: a mark with which Opacus skips a test is taken off, since most such tests run here, with Opacus'
-own engine as well (empty batches among them). A test that skips itself all the same has failed, and so has a line of
-the table that matches nothing.
+Every module of `opacus.tests` that names `PrivacyEngine` runs, except the tests of NOT_APPLICABLE,
+each with its reason. Opacus' own marks that skip a test are removed, since most of these tests run
+here. A test that skips itself counts as a failure, and so does an entry of NOT_APPLICABLE that
+matches no test.
 
-- Hypothesis: the examples are derandomised, so that two runs are the same; there are at most EXAMPLES of them, not 100,
-  to keep the run within minutes on a busy machine (30 still visit all 16 combinations of test_compare_to_vanilla);
-  there is no deadline where Opacus sets none, because a busy machine is no failure.
-- Seeds: each test begins with seeds of its own, made from its name, so that it does not depend on the others.
-- torchvision: a stand-in, since only made-up images and two networks with batch norm are asked of it.
+- Hypothesis: examples are derandomised, so that two runs are the same. At most EXAMPLES of them
+  run instead of 100, to keep the run within minutes; 30 still visit all 16 combinations of
+  test_compare_to_vanilla. There is no deadline where Opacus sets none.
+- Seeds: each test starts with seeds made from its name, so that it does not depend on others.
+- torchvision: replaced by a stub, since the tests use only made-up images and two networks with
+  batch norm.
 
-The exit code is 0 only if nothing failed and at least LEAST tests ran, also when a pattern selects fewer.
+The exit code is 0 only if nothing failed and at least MIN_TESTS tests ran.
 """
 
 import argparse
@@ -35,43 +37,56 @@ from collections import OrderedDict
 from fnmatch import fnmatch
 
 EXAMPLES = 30
-LEAST = 50
+MIN_TESTS = 50
 
-ACCOUNTED = "asks that a step on several Poisson samples is refused; ours takes it and accounts for every sample"
-CLEARED = "reads gradients of examples, or their sum, after step(), which clears both: they would be saved with the model"
-NO_VMAP = "asks whether Opacus attached its per-example function of torch.func to a layer; ours follows the passes instead"
+ACCOUNTED = (
+    "requires that a step on several Poisson samples is refused; ours accounts for every sample"
+)
+CLEARED = (
+    "reads per-example gradients or their sum after step(), which clears both: they would be "
+    "saved with the model"
+)
+NO_VMAP = (
+    "requires that Opacus' per-example function of torch.func is attached to a layer; ours "
+    "records the passes instead"
+)
+NO_BODY = "empty: its body is `pass`"
+NO_CSPRNG = "needs torchcsprng, which is not installed"
+EMPTY_BATCH = "privacy_engine_test.PrivacyEngineConvNetEmptyBatchTest"
+MEMORY_MANAGER = "batch_memory_manager_test.BatchMemoryManagerTestWithExpandedWeights"
+CONVNET = "privacy_engine_test.PrivacyEngineConvNetTestExpandedWeights"
+ACCUMULATION = "gradient_accumulation_test.GradientAccumulationTest*"
+SECURE_MODE = "randomness_test.PrivacyEngineSecureModeTest"
 
 # module.Class.method, with wildcards -> why it cannot run here.
 NOT_APPLICABLE = {
-    "batch_memory_manager_test.BatchMemoryManagerTestWithExpandedWeights.test_empty_batch": "empty: its body is `pass`",
+    f"{MEMORY_MANAGER}.test_empty_batch": NO_BODY,
     "ddp_hook_check": "needs two GPUs and nccl (and the interface of Opacus before 1.0)",
     "mixed_precision_test": "needs a GPU",
     "multigpu_adaptive_clipping_test": "needs two GPUs and nccl",
     "multigpu_fsdpcheck": "needs two GPUs and nccl",
     "multigpu_gradcheck_test": "needs two GPUs and nccl",
     "multigpu_precision_test": "needs two GPUs and nccl",
-    "privacy_engine_test.PrivacyEngineConvNetEmptyBatchTest.test_checkpoints": "empty: its body is `pass`",
-    "privacy_engine_test.PrivacyEngineConvNetEmptyBatchTest.test_noise_level": "empty: its body is `pass`",
-    "privacy_engine_test.PrivacyEngineConvNetTestExpandedWeights.test_sample_grad_aggregation": (
-        "empty: its body is `pass`"
-    ),
+    f"{EMPTY_BATCH}.test_checkpoints": NO_BODY,
+    f"{EMPTY_BATCH}.test_noise_level": NO_BODY,
+    f"{CONVNET}.test_sample_grad_aggregation": NO_BODY,
     "privacy_engine_test.PrivacyEngineText*.test_make_private_with_epsilon": (
-        "refused here: a time-first model with batch_first=True, whose gradients have a row for each token position "
-        "and not for each example"
+        "refused here: a time-first model with batch_first=True, whose gradients have a row for "
+        "each token position instead of each example"
     ),
-    "gradient_accumulation_test.GradientAccumulationTest*.test_privacy_engine_poisson_accumulation": ACCOUNTED,
-    "gradient_accumulation_test.GradientAccumulationTest*.test_privacy_engine_zero_grad": ACCOUNTED,
+    f"{ACCUMULATION}.test_privacy_engine_poisson_accumulation": ACCOUNTED,
+    f"{ACCUMULATION}.test_privacy_engine_zero_grad": ACCOUNTED,
     "privacy_engine_test.*.test_flat_clipping": CLEARED,
     "privacy_engine_test.*.test_sample_grad_aggregation": CLEARED,
     "privacy_engine_test.*.test_per_layer_clipping": (
-        "asks for norms equal to the clip norm to three places; ours are shorter by the clip margin, 0.24 % for a "
-        "Poisson sample of 8 expected examples (docs/clipping.md)"
+        "requires norms equal to the clip norm to three places; ours are shorter by the clip "
+        "margin, 0.24 % for a Poisson sample of 8 expected examples (docs/clipping.md)"
     ),
     "privacy_engine_validation_test.*.test_custom_linear_hooks": NO_VMAP,
     "privacy_engine_validation_test.*.test_extra_param_hooks_requires_grad": NO_VMAP,
     "privacy_engine_validation_test.*.test_unsupported_hooks": NO_VMAP,
-    "randomness_test.PrivacyEngineSecureModeTest.test_raise_secure_mode": "needs torchcsprng, which is not installed",
-    "randomness_test.PrivacyEngineSecureModeTest.test_secure_mode_*": "needs torchcsprng, which is not installed",
+    f"{SECURE_MODE}.test_raise_secure_mode": NO_CSPRNG,
+    f"{SECURE_MODE}.test_secure_mode_*": NO_CSPRNG,
 }
 
 
@@ -84,12 +99,8 @@ def stand_in():
         """Noise with labels; an item depends on its index alone."""
 
         def __init__(self, size, image_size, num_classes, transform):
-            self.size, self.image_size, self.num_classes, self.transform = (
-                size,
-                image_size,
-                num_classes,
-                transform,
-            )
+            self.size, self.image_size = size, image_size
+            self.num_classes, self.transform = num_classes, transform
 
         def __len__(self):
             return self.size
@@ -117,16 +128,17 @@ def stand_in():
 
     class Normalize:
         def __init__(self, mean, std):
-            self.mean, self.std = (
-                torch.tensor(mean)[:, None, None],
-                torch.tensor(std)[:, None, None],
-            )
+            self.mean = torch.tensor(mean)[:, None, None]
+            self.std = torch.tensor(std)[:, None, None]
 
         def __call__(self, image):
             return (image - self.mean) / self.std
 
     def network(weights=None):
-        """What Opacus refuses and knows how to replace. It clones by pickling, so no class of our own."""
+        """A network with batch norm, which Opacus can replace.
+
+        Opacus clones it by pickling, so it is not a class of this file.
+        """
         layers = {
             "convolution": nn.Conv2d(3, 32, 3, bias=False),
             "normalisation": nn.BatchNorm2d(32),
@@ -150,14 +162,14 @@ def stand_in():
 
 
 def one_thread():
-    """Sums in the same order everywhere."""
+    """Use one thread, so that sums have the same order on every machine."""
     import torch
 
     torch.set_num_threads(1)
 
 
 def repeatable_examples():
-    """Before the tests are imported: their decorators start from the profile that they find."""
+    """Set Hypothesis' profile; called before tests are imported, whose decorators read it."""
     from hypothesis import settings
 
     settings.register_profile(
@@ -167,7 +179,7 @@ def repeatable_examples():
 
 
 def install(name):
-    """Puts the engine where the tests look for it; the class counts how many were made."""
+    """Replace Opacus' engine; the class counts its instances."""
     import opacus.privacy_engine
 
     module, _, attribute = name.partition(":")
@@ -187,7 +199,7 @@ def install(name):
 
 
 def modules():
-    """The modules of opacus.tests, each with whether it names an engine."""
+    """The modules of opacus.tests, and whether each names an engine."""
     import opacus.tests
 
     for found in pkgutil.walk_packages(opacus.tests.__path__, "opacus.tests."):
@@ -205,7 +217,7 @@ def cases(suite):
 
 
 def load(name, engine):
-    """The tests of a module, by name; it must have taken our engine."""
+    """The tests of a module by name; it must use our engine."""
     module = importlib.import_module(f"opacus.tests.{name}")
     if getattr(module, "PrivacyEngine", engine) is not engine:
         raise RuntimeError(f"{name} does not see the engine")
@@ -213,7 +225,7 @@ def load(name, engine):
 
 
 def seed(name):
-    """The generators that Opacus and torch draw from when nobody gives them one."""
+    """Seed the default generators of Opacus and torch."""
     import torch
 
     number = zlib.crc32(name.encode())
@@ -221,8 +233,8 @@ def seed(name):
     torch.manual_seed(number)
 
 
-def take_off_mark(case):
-    """unittest.skip sets an attribute, and hides a method behind another."""
+def remove_skip(case):
+    """Undo unittest.skip, which sets an attribute and wraps the method."""
     type(case).__unittest_skip__ = False
     method = getattr(case, case._testMethodName)
     if getattr(method, "__unittest_skip__", False):
@@ -230,9 +242,9 @@ def take_off_mark(case):
 
 
 def run(name, case):
-    """What is wrong with a test: nothing, or a text."""
+    """Run a test; returns its failures as text, empty if it passed."""
     seed(name)
-    take_off_mark(case)
+    remove_skip(case)
     result, printed = unittest.TestResult(), io.StringIO()
     with contextlib.redirect_stdout(printed):
         unittest.TestSuite([case]).run(result)
@@ -244,14 +256,14 @@ def run(name, case):
 
 
 def line_for(name):
-    """The line of NOT_APPLICABLE that covers a test."""
+    """The entry of NOT_APPLICABLE that covers a test."""
     return next(
         (key for key in NOT_APPLICABLE if fnmatch(name, key) or fnmatch(name, f"{key}.*")), None
     )
 
 
 def run_module(tests, everything, tell):
-    """The outcome of each test, by name: "passed", "failed" with a text, "not applicable" with a line of the table."""
+    """The outcome of each test by name, with the text of a failure or the entry that covers it."""
     for name, case in tests:
         key = None if everything else line_for(name)
         wrong = "" if key else run(name, case)
@@ -261,7 +273,7 @@ def run_module(tests, everything, tell):
 
 
 def run_all(arguments, say):
-    """Runs what applies, and tells about the rest."""
+    """Run the tests that apply; returns the report."""
     engine = install(arguments.engine)
     complete = not arguments.pattern
     tell = say if arguments.verbose else lambda text: None
@@ -281,7 +293,7 @@ def run_all(arguments, say):
         ]
         if not tests:
             continue
-        made, began = engine.made, time.perf_counter()
+        made_before, began = engine.made, time.perf_counter()
         counts = {"passed": 0, "failed": 0, "not applicable": 0}
         for name, outcome, text in run_module(tests, arguments.all, tell):
             counts[outcome] += 1
@@ -292,7 +304,7 @@ def run_all(arguments, say):
                     text, {"tests": 0, "reason": NOT_APPLICABLE[text]}
                 )
                 line["tests"] += 1
-        made, took = engine.made - made, time.perf_counter() - began
+        made, took = engine.made - made_before, time.perf_counter() - began
         report["modules"][module] = {**counts, "engines": made, "seconds": round(took, 1)}
         described = ", ".join(f"{count:3} {outcome}" for outcome, count in counts.items())
         say(f"{module:36}{described}, {made:4} engines, {took:5.1f} s")
@@ -307,12 +319,10 @@ def run_all(arguments, say):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", default="antiphase.torch:PrivacyEngine", metavar="module:Class")
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--all", action="store_true", help="also run tests that do not apply")
     parser.add_argument(
-        "--all", action="store_true", help="also what does not apply, to see how it fails"
-    )
-    parser.add_argument(
-        "-v", "--verbose", action="store_true", help="every test, and every warning"
+        "-v", "--verbose", action="store_true", help="print every test and every warning"
     )
     parser.add_argument(
         "pattern", nargs="*", help="only tests whose module.Class.method contains it"
@@ -341,15 +351,16 @@ def main():
             print(f"  {key} ({line['tests']}): {line['reason']}")
         names = ", ".join(report["no engine"])
         print(
-            f"\nThese {len(report['no engine'])} modules never construct a PrivacyEngine, and are not counted:"
+            f"\nThese {len(report['no engine'])} modules never construct a PrivacyEngine, and "
+            "are not counted:"
         )
-        print(textwrap.fill(names, 118, initial_indent="  ", subsequent_indent="  "))
+        print(textwrap.fill(names, 100, initial_indent="  ", subsequent_indent="  "))
         for name, text in report["failures"].items():
             print(f"\nFAILED {name}\n{text}")
-        if passed + failed < LEAST:
-            print(f"\nfewer than {LEAST} tests ran")
+        if passed + failed < MIN_TESTS:
+            print(f"\nfewer than {MIN_TESTS} tests ran")
         print(f"\n{report['summary']}")
-    return 0 if not failed and passed >= LEAST else 1
+    return 0 if not failed and passed >= MIN_TESTS else 1
 
 
 if __name__ == "__main__":

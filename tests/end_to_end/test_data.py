@@ -68,7 +68,8 @@ def check(shown, name, found, seconds, how):
     means, deviations = moments(found.train.inputs)
     shown(
         f"{name}, {how}",
-        f"{len(found.train):,}/{len(found.test):,}, means {means.round(4)}, std {deviations.round(4)}, {seconds:.1f} s",
+        f"{len(found.train):,}/{len(found.test):,}, means {means.round(4)}, std "
+        f"{deviations.round(4)}, {seconds:.1f} s",
         f"{train:,}/{test:,}, {mean}, {std}, hashes of the originals",
     )
     assert (len(found.train), len(found.test)) == (train, test)
@@ -171,17 +172,24 @@ def test_a_wrong_hash(shown, fresh):
 
 def test_no_network(shown, fresh):
     """In a network namespace without any device: neither mirrors nor npm are reached."""
-    code = "from antiphase import data\ntry: data.load('mnist')\nexcept data.DataError as error: print(error)"
+    code = (
+        "from antiphase import data\ntry: data.load('mnist')\nexcept data.DataError as error: "
+        "print(error)"
+    )
     alone = shutil.which("unshare")
     if not alone or subprocess.run([alone, "-n", "true"], capture_output=True).returncode:
         pytest.skip(
-            "a namespace without network can only be made by root; tests/data has the refused connection"
+            "a namespace without network can only be made by root; tests/data has the refused "
+            "connection"
         )
     done = subprocess.run(
         [alone, "-n", sys.executable, "-c", code], capture_output=True, text=True, timeout=120
     )
     assert done.stderr == ""
-    said = "ossci.*googleapis.*npm.*Nothing was kept.*Put .* into a folder and pass folder=…, or set ANTIPHASE_DATA"
+    said = (
+        "ossci.*googleapis.*npm.*Nothing was kept.*Put .* into a folder and pass folder=…, or "
+        "set ANTIPHASE_DATA"
+    )
     report(shown, "no network", done.stdout.strip(), files(fresh), said)
 
 

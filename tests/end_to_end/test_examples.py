@@ -1,4 +1,4 @@
-"""The examples run, and say what they should; so do the snippets on the page for users of Opacus."""
+"""The examples, and the snippets on the page for users of Opacus, run correctly."""
 
 import gzip
 import re
@@ -105,7 +105,7 @@ def finished(printed):
 
 
 def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_weights(tmp_path):
-    """Two copies of one run, key and all: one is left alone from there, the other is killed once more."""
+    """Two copies of one run with its key: one continues, the other is killed once more."""
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     options = ("--epochs", 2, "--checkpoint-every", 5)  # 24 steps
     assert "0 of 24 steps are done" in run(

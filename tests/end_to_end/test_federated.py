@@ -90,7 +90,8 @@ def test_bad_clients(shown, kind):
     setting.train(s)
     shown(
         f"a client: {kind}",
-        f"{verdicts[-1]}; adds at most {length:.4f}; counted {s.counts[BAD[kind][1]]}; {s.position} of 6 rounds done",
+        f"{verdicts[-1]}; adds at most {length:.4f}; counted {s.counts[BAD[kind][1]]}; "
+        f"{s.position} of 6 rounds done",
         "refused or clipped (norm ≤ 1), counted, goes on",
     )
     assert verdicts[-1] is BAD[kind][1]
@@ -143,7 +144,7 @@ def test_a_thousand_rounds_with_5000_users(shown):
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_a_deployment_that_is_killed_goes_on(shown, tmp_path):
-    """One SuperLink and three SuperNodes on loopback; a node killed in a round and restarted, then the server."""
+    """One SuperLink and three SuperNodes; a node is killed and restarted, then the server."""
     from tests.federated.deployment import Deployment
 
     state, rounds, config = tmp_path / "state", 10, {"clients-per-round": 3, "min-separation": 1}
@@ -187,9 +188,13 @@ def test_a_deployment_that_is_killed_goes_on(shown, tmp_path):
         )
         answered = deployment.log("node0").count("Sent successfully")
         deployment.wait(
-            lambda: released() > killed_node and deployment.log("node0").count("Sent successfully") > answered,
-            400, "the node does not take part any more",
-        )  # fmt: skip
+            lambda: (
+                released() > killed_node
+                and deployment.log("node0").count("Sent successfully") > answered
+            ),
+            400,
+            "the node does not take part any more",
+        )
         deployment.wait(
             lambda: released() < rounds and (busy(0) or busy(1)),
             100,
@@ -215,8 +220,10 @@ def test_a_deployment_that_is_killed_goes_on(shown, tmp_path):
         spent, done, counts = s.epsilon(spent=True), s.position, s.counts
     shown(
         "node killed, then server",
-        f"in rounds {killed_node + 1} and {killed_server + 1}; {done} rounds, {len(set(marks))} rows used, each with "
-        f"{max(map(len, outcomes.values()))} outcome; ε = {spent:.6f}; {counts[Verdict.DROPPED_OUT]} answers missing",
+        f"in rounds {killed_node + 1} and {killed_server + 1}; {done} rounds, {len(set(marks))} "
+        "rows used, each with "
+        f"{max(map(len, outcomes.values()))} outcome; ε = {spent:.6f}; "
+        f"{counts[Verdict.DROPPED_OUT]} answers missing",
         f"10 rounds, 10 rows, one outcome each, ε = {m.epsilon():.6f} as planned",
     )
     assert done == len(marks) == len(set(marks)) == rounds

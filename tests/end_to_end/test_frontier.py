@@ -11,7 +11,7 @@ pytestmark = pytest.mark.issue(13)
 
 @pytest.mark.slow
 def test_the_frontier_is_what_brute_force_leaves(tmp_path, shown):
-    """The family at 256 steps: pairs of (noise, memory) and of (noise, time), each compared with every other."""
+    """256 steps: every pair of (noise, memory) and (noise, time) is compared with every other."""
     words = ["compare", "--steps", "256", "--epochs", "4", "--family", "--json"]
     rows = json.loads(process(*words, cwd=tmp_path).stdout)["mechanisms"]
     said = []

@@ -22,7 +22,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, path):  # noqa: F811
-    """Opens the page, once for each call, and closes it; whatever it complained of fails the test."""
+    """Open the page at every call, and close it; its console errors fail the test."""
     all_opened = []
 
     def opening(**options):
@@ -209,7 +209,8 @@ def test_it_fits_and_can_be_read(opened, shown, tmp_path, width, scheme):
             }
           };
           return Array.from(document.querySelectorAll("body *"))
-            .filter((e) => e.checkVisibility() && !e.closest(".hidden") && e.localName !== "script" &&
+            .filter((e) => e.checkVisibility() && !e.closest(".hidden") &&
+                    e.localName !== "script" &&
                     Array.from(e.childNodes).some((n) => n.nodeType === 3 && n.textContent.trim()))
             .map((e) => {
               const style = getComputedStyle(e), svg = e.closest("svg");

@@ -65,7 +65,10 @@ def test_the_ordering_of_the_linear_model(linear, shown, epsilon):
 
 @pytest.mark.parametrize("epsilon", ["4", "16"])
 def test_the_ordering_of_the_network(network, shown, epsilon):
-    claim = f"network, {cifar10.SCALED['subsample']} images of each batch, {network['trials']} trials, ε = {epsilon}"
+    claim = (
+        f"network, {cifar10.SCALED['subsample']} images of each batch, {network['trials']} "
+        f"trials, ε = {epsilon}"
+    )
     shown(f"{claim}, best first", in_words(network, epsilon), PAPER)
     assert all(
         error > 0 for _, error in (values[epsilon] for values in network["accuracy"].values())

@@ -83,7 +83,7 @@ def test_the_loop_is_the_engine(kept, shown, kind, epochs):
 
 @pytest.mark.parametrize("epochs", EPOCHS)
 def test_the_loop_is_opacus_on_poisson_samples(kept, shown, epochs):
-    """As above, with the samples and the noise that Opacus drew; its clipping differs by 1e-5 of the clip norm."""
+    """As above, with Opacus' samples and noise; its clipping differs by 1e-5 of the clip norm."""
     some = {"mechanism": "dp-sgd", "poisson": True, "epochs": EPOCHS[epochs]} | mnist.COMMON
     some |= {"batch_size": mnist.BATCH_SIZES[EPOCHS[epochs]]}
     theirs, ours = sampled_by_engine(some, trial=0, multiplier={1: 0.64, 16: 1.69}[EPOCHS[epochs]])
@@ -99,7 +99,7 @@ def test_the_loop_is_opacus_on_poisson_samples(kept, shown, epochs):
 
 @pytest.mark.parametrize("which", [ONCE, OFTEN], ids=["one epoch", "sixteen epochs"])
 def test_dp_mf_plus_improves_with_tau_up_to_all_steps(settings, shown, which):
-    """No step of τ loses more than two standard errors, at any ε, and τ = T is nowhere below any other by more."""
+    """No step of τ loses more than two standard errors, at any ε."""
     here = settings[which]
     worst = {}
     for steps, gains in here["DP-MF⁺ by τ"].items():
@@ -135,7 +135,7 @@ def test_by_eight_points_at_a_tenth_with_one_epoch(settings, shown):
     assert gain >= 0.08
 
 
-PAPER = {  # (epochs, label): at which ε it is better than DP-SGD with amplification, by the paper's text
+PAPER = {  # (epochs, label): the ε at which it beats DP-SGD with amplification, by the paper
     (1, mnist.MF): [0.31, 1.0, 3.1, 10.0, 31.0, 100.0],
     (16, mnist.MF): [31.0, 100.0],
     (1, mnist.PLUS): mnist.EPSILONS[1:],
@@ -145,7 +145,7 @@ PAPER = {  # (epochs, label): at which ε it is better than DP-SGD with amplific
 
 @pytest.mark.parametrize("case", PAPER, ids=lambda case: f"{case[1]}, {case[0]}")
 def test_where_dp_sgd_wins_and_loses(settings, shown, case):
-    """Reported beside the paper's statement, whatever it is; what must hold is that nothing is missing."""
+    """The comparison is printed beside the paper's statement; it must be complete."""
     epochs, label = case
     gains = settings[ONCE if epochs == 1 else OFTEN]["over DP-SGD"][label]
     verdicts = {e: accuracies.verdict(gain) for e, gain in gains.items()}
@@ -154,20 +154,23 @@ def test_where_dp_sgd_wins_and_loses(settings, shown, case):
     shown(
         f"{epochs} epoch(s), {label} against DP-SGD with amplification",
         ", ".join(f"{points(*gain)} ({verdicts[e]}) at ε = {e}" for e, gain in gains.items()),
-        f"the paper: better at {', '.join(f'{e:g}' for e in PAPER[case])}, worse elsewhere; as it says at "
-        f"{len(agree)} of {len(gains)}, other at {', '.join(e for e in gains if e not in agree) or 'none'}",
+        f"the paper: better at {', '.join(f'{e:g}' for e in PAPER[case])}, worse elsewhere; as "
+        "it says at "
+        f"{len(agree)} of {len(gains)}, other at "
+        f"{', '.join(e for e in gains if e not in agree) or 'none'}",
     )
     assert list(gains) == [f"{e:g}" for e in mnist.EPSILONS]
     assert all(error > 0 for _, error in gains.values())
 
 
 def test_all_runs_within_the_hour(record, shown):
-    """By the processor's own time, so that it counts whatever else the machine does; two cores share it evenly."""
+    """Processor time, which other load does not change; two cores share it evenly."""
     runs, minutes = record["summary"]["runs"], record["seconds"]["compute"] / 60
     longest = max(cell["seconds"] for cell in record["cells"]) / 60
     shown(
         f"{runs} runs, with all designs and calibrations",
-        f"{minutes:.1f} processor minutes, {max(minutes / 2, longest):.1f} on 2 cores (the longest cell "
+        f"{minutes:.1f} processor minutes, {max(minutes / 2, longest):.1f} on 2 cores (the "
+        "longest cell "
         f"{longest:.1f}); {os.cpu_count()} cores here",
         f"about 800 runs in under {MINUTES} minutes on 2 cores",
     )

@@ -86,7 +86,7 @@ def test_what_diverges_is_shown_so(record, tmp_path, shown):
 
 
 def test_figures_agree_with_the_exact_values(record, shown):
-    """Lines with an oracle's values, points with the lines: exact expectations from elsewhere, and simulated runs."""
+    """Lines agree with the reference values, and simulated points with the lines."""
     off, apart, points = 0.0, [], 0
     for place, key in enumerate(("average", "last")):
         chart = quadratic._against_rates(
@@ -108,7 +108,8 @@ def test_figures_agree_with_the_exact_values(record, shown):
             apart += (np.abs(mark.y - lines[name].y) / mark.error)[fine].tolist()
     shown(
         f"{points} points of the lines, {len(apart)} simulated ones",
-        f"lines {off:.1e} from the reference; simulated at most {max(apart):.1f} standard errors off, the median "
+        f"lines {off:.1e} from the reference; simulated at most {max(apart):.1f} standard errors "
+        "off, the median "
         f"{np.median(apart):.2f}",
         "≤ 1e-6; ≤ 4 standard errors",
     )

@@ -71,13 +71,14 @@ def test_dp_mf_plus_and_dp_mf_are_alike(summary, shown):
 
 
 def test_what_large_noise_does(summary, shown):
-    """The paper: instability from a noise multiplier of 2.728 on. Shown by trials that ended below the commonest
-    word, and by how much of the best accuracy on the way was lost at the end."""
+    """The paper reports instability from a noise multiplier of 2.728 on.
+
+    It shows in trials that end below the accuracy of the most frequent word, and in the share of
+    the best accuracy during training that is lost at the end.
+    """
     for name, setting in settings(summary).items():
-        collapsed = {
-            m: f"{setting['by'][text.MF][m]['collapsed']} and {setting['by'][text.PLUS][m]['collapsed']}"
-            for m in setting["by"][text.MF]
-        }
+        mf, plus = setting["by"][text.MF], setting["by"][text.PLUS]
+        collapsed = {m: f"{mf[m]['collapsed']} and {plus[m]['collapsed']}" for m in mf}
         said = ", ".join(f"{count} at {m}" for m, count in collapsed.items())
         shown(
             f"{name}: trials of DP-MF and DP-MF⁺ (of {summary['trials']}) that came to nothing",

@@ -36,7 +36,7 @@ def loaded(name):
 
 @pytest.fixture(scope="module")
 def estimated():
-    """The spectrum on 2,000 images of Fashion-MNIST, at the weights where training begins, as clipping sees it."""
+    """The spectrum of the clipped loss on 2,000 images of Fashion-MNIST, at the initial weights."""
     public = loaded("fashion-mnist").train
     some = np.random.default_rng(0).permutation(len(public))[:2000]
     inputs, targets = torch.from_numpy(public.inputs[some]), torch.from_numpy(public.targets[some])
@@ -61,12 +61,13 @@ def accuracies(rho, weight, epsilon, seeds, **changes):
 
 
 def test_mnist_in_short(shown, estimated):
-    """One training each at ε = 0.1: as advised, and with the damping that the largest curvature suggests."""
+    """At ε = 0.1 the recommendation beats the damping that the largest curvature suggests."""
     found = advised_for_mnist(estimated, 0.1)
     top = 1 - 0.5 * TRAINING["learning_rate"] * estimated.top
     (good,), (bad,) = accuracies(*found.damping, 0.1, [0]), accuracies(top, 1.0, 0.1, [0])
     shown(
-        f"MNIST, ε = 0.1, from Fashion-MNIST (curvatures up to {estimated.top:.2f}): {found.best.label}",
+        f"MNIST, ε = 0.1, from Fashion-MNIST (curvatures up to {estimated.top:.2f}): "
+        f"{found.best.label}",
         f"{good:.3f}; ρ = {top:.2f} from the largest curvature alone {bad:.3f}",
         "a spectrum is a better guide, by 20 points here",
     )
@@ -76,7 +77,7 @@ def test_mnist_in_short(shown, estimated):
 def paired(dampings, epsilons, seeds):
     """Accuracy of every design: the same batches and the same Z for all, so differences stand out.
 
-    Logistic regression as in `train`, written out: per-example gradients are clipped in closed form, noise is C⁻¹Z.
+    Logistic regression as in `train`: gradients are clipped in closed form, noise is C⁻¹Z.
     """
     mnist = loaded("mnist")
     inputs, targets = mnist.train.inputs.reshape(-1, 784), mnist.train.targets
@@ -128,7 +129,8 @@ def test_mnist_against_the_grid(shown, estimated):
             f"({r:g}, {w:.3g}) {m:.4f}" for (r, w), m in zip(GRID, means[: len(GRID)], strict=True)
         )
         shown(
-            f"MNIST, ε = {epsilon}, {len(seeds)} paired trainings each; advised {advice.best.label}, (ρ, final weight) "
+            f"MNIST, ε = {epsilon}, {len(seeds)} paired trainings each; advised "
+            f"{advice.best.label}, (ρ, final weight) "
             f"= {advice.damping}",
             f"{means[mine]:.4f}, {100 * cost:.2f} points below the best of the grid: {table}",
             "less than half a point",
@@ -148,13 +150,14 @@ def test_mnist_against_the_grid(shown, estimated):
 
 
 def test_mnist_at_the_learning_rate_that_is_advised(shown, estimated):
-    """The middle of the advised range does no worse than the given rate, where that lies outside."""
+    """The middle of the recommended range does no worse than a given rate outside of it."""
     advice = advised_for_mnist(estimated, 0.1)
     given, best = TRAINING["learning_rate"], advice.learning_rates.best
     there = np.mean(accuracies(*advice.damping, 0.1, range(3), learning_rate=best))
     here = np.mean(accuracies(*advice.damping, 0.1, range(3)))
     shown(
-        f"MNIST, ε = 0.1, advised rates {advice.learning_rates.low:.3g} to {advice.learning_rates.high:.3g}",
+        f"MNIST, ε = 0.1, advised rates {advice.learning_rates.low:.3g} to "
+        f"{advice.learning_rates.high:.3g}",
         f"{there:.3f} at {best:.3g}, {here:.3f} at {given}",
         "no worse",
     )

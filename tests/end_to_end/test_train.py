@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.issue(7), pytest.mark.long]
 SEEDS = range(3)
 
 
-# antiphase train --data mnist --epochs 1 --batch-size 29 --lr 0.5 --clip 1 --delta 1e-6, and nothing else
+# antiphase train --data mnist --epochs 1 --batch-size 29 --lr 0.5 --clip 1 --delta 1e-6
 OPTIONS = {"epochs": 1, "batch_size": 29, "learning_rate": 0.5, "clip_norm": 1.0, "delta": 1e-6}
 
 

@@ -1,4 +1,4 @@
-"""What studies of images are tried on."""
+"""Fixtures of the studies of images."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from experiments import linear_training, mnist
 
 @pytest.fixture(autouse=True)
 def margin_of_the_loop(monkeypatch):
-    """The engine clips as short as the studies' loop, so that the two can be compared to the last digits."""
+    """Give the engine the clip margin of the studies' loop, so that results are comparable."""
     monkeypatch.setattr(
         "antiphase.torch.private_optimizer.clip_margin", lambda _: linear_training.CLIP_MARGIN
     )

@@ -1,4 +1,4 @@
-"""Data sets for a whole study, or the reason why there are none."""
+"""Data sets of a study, or a skip where they cannot be downloaded."""
 
 from contextlib import contextmanager
 
@@ -10,7 +10,7 @@ from antiphase.errors import DataError
 
 @contextmanager
 def cached(folder, *names):
-    """Designs and these data sets are kept in ``folder`` between tests, and between the processes of a study."""
+    """Cache designs and data sets in ``folder`` for the tests and processes of a study."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANTIPHASE_CACHE", str(folder))
         try:

@@ -1,4 +1,4 @@
-"""The trainings of the study of MNIST once more, by `PrivacyEngine` and the loop that everyone writes."""
+"""The trainings of the study of MNIST by `PrivacyEngine` and an ordinary training loop."""
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ def linear():
 
 
 def run(model, optimizer, loader, steps):
-    """Any training loop of torch's: the weights after so many steps, and which examples each step saw."""
+    """Train for so many steps; returns the weights and the examples of each step."""
     drawn = []
     while True:
         for inputs, targets, places in loader:
@@ -46,7 +46,7 @@ def run(model, optimizer, loader, steps):
 
 
 def by_engine(cell, epsilon, trial, mechanism=None):
-    """As the study trains, but by the engine: with a mechanism of its own making unless one is given."""
+    """Train as the study does, by the engine; it designs the mechanism unless one is given."""
     data, model = tensors(), linear()
     order = np.random.default_rng([cell["seed"], trial]).permutation(len(data))
     loader = DataLoader(
@@ -58,17 +58,22 @@ def by_engine(cell, epsilon, trial, mechanism=None):
     engine = PrivacyEngine(mechanism=mechanism or cell["mechanism"], key=key, **options)
     how = {} if mechanism else {"target_epsilon": epsilon, "target_delta": cell["delta"]}
     made = engine.make_private(
-        module=model, optimizer=optimizer, data_loader=loader, max_grad_norm=cell["clip_norm"], steps=cell["steps"],
-        poisson_sampling=False, **how,
-    )  # fmt: skip
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        max_grad_norm=cell["clip_norm"],
+        steps=cell["steps"],
+        poisson_sampling=False,
+        **how,
+    )
     made[1].release.begin(name)
     return run(*made, cell["steps"])[0]
 
 
 def sampled_by_engine(cell, trial, multiplier):
-    """DP-SGD on Poisson samples, which is Opacus' own; and the study's loop on the same samples and the same noise.
+    """Opacus' DP-SGD on Poisson samples, and the study's loop on the same samples and noise.
 
-    Opacus draws with one over the number of batches, and divides by the whole part of what it expects.
+    Opacus samples at rate 1 / (number of batches), and divides by the truncated expected size.
     """
     data, model = tensors(), linear()
     key, _ = mnist.key_and_run(cell, trial)
@@ -79,10 +84,14 @@ def sampled_by_engine(cell, trial, multiplier):
         generator=torch_generator(key, "samples", str(trial)),
     )
     made = PrivacyEngine(mechanism="dp-sgd").make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=cell["learning_rate"]), data_loader=loader,
-        noise_multiplier=multiplier, max_grad_norm=cell["clip_norm"], poisson_sampling=True,
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=cell["learning_rate"]),
+        data_loader=loader,
+        noise_multiplier=multiplier,
+        max_grad_norm=cell["clip_norm"],
+        poisson_sampling=True,
         noise_generator=torch_generator(key, "noise", str(trial)),
-    )  # fmt: skip
+    )
     engine, drawn = run(*made, cell["steps"])
     noise = torch_generator(key, "noise", str(trial))
     ours = linear_training.train(

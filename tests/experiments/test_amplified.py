@@ -1,4 +1,4 @@
-"""The study of amplification in small: its loop on cyclic samples is the engine's, and figures come from the record."""
+"""The study of amplification: its loop equals the engine's; figures come from the record."""
 
 import numpy as np
 import pytest
@@ -12,9 +12,11 @@ from antiphase.torch.batch_selection import PoissonBatches
 from experiments import amplified, mnist, runner
 from tests.experiments.private import linear, run, tensors
 
-CELL = mnist.COMMON | {"steps": 24, "epochs": 4, "batch_size": 60, "trials": 2, "delta": 1e-4, "epsilons": [16.0]} | {
-    "mechanism": "toeplitz", "cyclic": True
-}  # fmt: skip
+CELL = (
+    mnist.COMMON
+    | {"steps": 24, "epochs": 4, "batch_size": 60, "trials": 2, "delta": 1e-4, "epsilons": [16.0]}
+    | {"mechanism": "toeplitz", "cyclic": True}
+)
 
 
 @pytest.mark.slow
@@ -31,9 +33,11 @@ def test_the_loop_on_cyclic_samples_is_the_engine():
     sampler = PoissonBatches(len(data), rate, groups=3)
     sampler.secret = key.subkey("samples", str(trial))  # given to it, the engine would claim no ε
     private = PrivacyEngine(mechanism=made, key=key).make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=CELL["learning_rate"]),
-        data_loader=DataLoader(data, batch_sampler=sampler), max_grad_norm=CELL["clip_norm"],
-    )  # fmt: skip
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=CELL["learning_rate"]),
+        data_loader=DataLoader(data, batch_sampler=sampler),
+        max_grad_norm=CELL["clip_norm"],
+    )
     private[1].release.begin(name)
     theirs, _ = run(*private, CELL["steps"])
     assert np.abs(ours).max() > 0.01

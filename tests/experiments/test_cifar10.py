@@ -1,4 +1,4 @@
-"""The studies of CIFAR-10 in small: features, loops, tuning, and tables and figures from the record."""
+"""The studies of CIFAR-10 at small size: features, loops, tuning, tables and figures."""
 
 import json
 
@@ -55,7 +55,7 @@ def poisson(monkeypatch):
     cifar10._poisson_noise_multiplier.cache_clear()
 
 
-# ---- features ------------------------------------------------------------------------------------------------
+# ---- features ------------------------------------------------------------------------------------
 
 
 def test_wavelets_do_not_see_a_flat_image():
@@ -66,7 +66,7 @@ def test_wavelets_do_not_see_a_flat_image():
 
 
 def test_the_wavelets_cover_the_plane_where_edges_are():
-    """Of each frequency between the coarsest and the finest, in every direction, some filter passes a fair part."""
+    """Every frequency between the coarsest and the finest scale passes some filter."""
     power = (scattering_features.morlets(64) ** 2).sum(axis=0)
     y, x = np.meshgrid(
         2 * np.pi * np.fft.fftfreq(64), 2 * np.pi * np.fft.fftfreq(64), indexing="ij"
@@ -80,7 +80,7 @@ def test_the_wavelets_cover_the_plane_where_edges_are():
 
 
 def test_features_of_a_grating_are_where_its_orientation_is():
-    """A grating at the finer scale's frequency excites that scale, and the orientation across its lines most."""
+    """A grating excites the scale of its frequency and the orientation across its lines most."""
     angle = np.pi * 3 / 8
     y, x = np.mgrid[:32, :32]
     grating = np.cos(0.75 * np.pi * (np.cos(angle) * x + np.sin(angle) * y))
@@ -110,7 +110,7 @@ def test_an_images_features_are_its_own(images):
     )
 
 
-# ---- loops -----------------------------------------------------------------------------------------------------
+# ---- loops ---------------------------------------------------------------------------------------
 
 
 def test_side_by_side_is_one_after_the_other():
@@ -132,7 +132,7 @@ def test_side_by_side_is_one_after_the_other():
 
 
 def test_noise_is_as_long_as_the_papers(poisson):
-    """At whole batches, T = 2000 and 20 epochs; DP-SGD with what Poisson batches at rate 500/50,000 save."""
+    """For whole batches, T = 2000 and 20 epochs; DP-SGD with its amplification."""
     cells = {name: cifar10.COMMON | {"mechanism": name, "epsilon": 8.0} for name in cifar10.OPTIONS}
     for name in ("dp-mf", "dp-mf+", "damped"):
         assert cifar10.noise_multiplier(cells[name]) == ap.accounting.gaussian_noise_multiplier(
@@ -142,7 +142,7 @@ def test_noise_is_as_long_as_the_papers(poisson):
     assert poisson == [(8.0, 1e-6, 0.01, 2000)]
 
 
-# ---- tuning ----------------------------------------------------------------------------------------------------
+# ---- tuning --------------------------------------------------------------------------------------
 
 
 def test_the_rate_with_the_lowest_training_error_is_taken(monkeypatch, cache):
@@ -158,8 +158,10 @@ def test_the_rate_with_the_lowest_training_error_is_taken(monkeypatch, cache):
     for cell in (first, second):
         assert cifar10.work(cell)["rate"] == 0.2
     assert tried == [
-        *(("tuning", 0, rate) for rate in first["rates"]), ("trial", first["seed"], 0.2), ("trial", second["seed"], 0.2)
-    ]  # fmt: skip
+        *(("tuning", 0, rate) for rate in first["rates"]),
+        ("trial", first["seed"], 0.2),
+        ("trial", second["seed"], 0.2),
+    ]
 
 
 def test_what_was_tuned_is_remembered(cache):
@@ -178,7 +180,7 @@ def test_what_was_tuned_is_remembered(cache):
     assert calls == [{"x": 1}, {"x": 2}, {"x": 1}]
 
 
-# ---- the whole studies, in small ---------------------------------------------------------------------------------
+# ---- the whole studies, in small -----------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -224,7 +226,7 @@ def check(study, found, folder):
 
 
 def test_all_that_the_paper_did():
-    """Six ε, four mechanisms, 12 trials beside one for each rate; by default fewer of the network, not of the rest."""
+    """Six ε, four mechanisms, 12 trials, one tuning per rate; less by default for the network."""
     full = cifar10.cells(full=True)
     assert sum(cell["stage"] == "trial" for cell in full) == 6 * 4 * 12
     assert {cell["subsample"] for cell in full} == {500}

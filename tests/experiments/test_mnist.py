@@ -1,4 +1,4 @@
-"""The study of MNIST in small: its loop is the engine's, and its figures are drawn from what it wrote down."""
+"""The study of MNIST at small size: its loop equals the engine's; figures come from the record."""
 
 import json
 import math
@@ -114,11 +114,13 @@ def test_the_public_spectrum_is_that_of_the_loss(images):
     assert exactly.mean == pytest.approx(found.mean, rel=0.15)
 
 
-# ---- the whole study, in small ---------------------------------------------------------------------------------
+# ---- the whole study, in small -------------------------------------------------------------------
 
 
 def test_every_run_of_the_paper_is_there():
-    """640 with its mechanisms, 80 each of DP-SGD without amplification and of what is advised, 20 without noise."""
+    """820 trainings: 640 of the paper's mechanisms, 80 each of DP-SGD without amplification and of
+    the recommended mechanism, 20 without noise.
+    """
     cells = mnist.cells(full=False)
     assert cells == mnist.cells(full=True)
     assert len({json.dumps(one, sort_keys=True) for one in cells}) == len(cells)
@@ -163,8 +165,11 @@ def test_tables_and_figures_come_from_the_record(tmp_path):
     ]
     paths = mnist.draw(record, tmp_path)
     assert sorted(p.name for p in paths if p.suffix == ".png") == [
-        "mnist-1-tau.png", "mnist-1.png", "mnist-16-tau.png", "mnist-16.png"
-    ]  # fmt: skip
+        "mnist-1-tau.png",
+        "mnist-1.png",
+        "mnist-16-tau.png",
+        "mnist-16.png",
+    ]
     table = mnist.tables(record)[0]
     assert [row[0] for row in table.rows] == mnist.LABELS
     assert "51.2 ± 0.1" in table.rows[2]
@@ -188,7 +193,7 @@ def test_a_cell_is_json_and_repeats(images):
 
 @pytest.mark.slow
 def test_advice_and_samples(images):
-    """The advised design is calibrated like the others; DP-SGD on samples needs less noise for it than without."""
+    """The recommended design is calibrated like the others; sampling lowers the noise of DP-SGD."""
     advised = mnist.mechanisms(cell("advised"))
     assert [m.epsilon() <= e for m, e in zip(advised, (2.0, 8.0), strict=True)] == [True, True]
     assert advised[0].factorization.name in ("damped", "dp-mf", "dp-mf+")

@@ -1,4 +1,4 @@
-"""The study of quadratics, in small: what a cell computes, and what is made of the cells."""
+"""The study of quadratics at small size: a cell's results, and the summary."""
 
 import math
 
@@ -21,7 +21,7 @@ SMALL = {
 
 
 def by_hand(name, rate, **options):
-    """Average and last ``E‖∇f‖²`` of plain matrices: ``x_t − x*`` along each direction, noise and start apart."""
+    """``E‖∇f(x_t)‖²`` by dense matrices, from the noise and the start along each direction."""
     problem = Quadratic.paper(9, 4.0)
     noising = ap.design(name, steps=60, buffers="exact", **options).noising() * (6.0 / math.sqrt(9))
     out = np.zeros(61)
@@ -123,9 +123,11 @@ def test_chess_grows_as_its_resonance_says(tmp_path):
     assert summary["chess"]["frobenius"] == pytest.approx(1000 * 1002 / 2)
     assert summary["dp-sgd"]["frobenius"] == pytest.approx(1000 * 1001 / 2)
     record = {
-        "title": chess.TITLE, "settings": cells[0], "summary": summary,
+        "title": chess.TITLE,
+        "settings": cells[0],
+        "summary": summary,
         "cells": [{"settings": cell, "result": result} for cell, result in found],
-    }  # fmt: skip
+    }
     assert len(chess.draw(record, tmp_path)) == 4
     (table,) = chess.tables(record)
     assert [row[0] for row in table.rows] == ["PGD (DP-SGD)", "Chess"]

@@ -1,4 +1,4 @@
-"""docs/results.md: every claim has a verdict; every figure of it and of docs/benchmarks.md is there, and is small."""
+"""docs/results.md: every claim has a verdict, and every figure exists and is small."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A study loses nothing that was finished, does nothing twice, and mixes nothing that does not belong together."""
+"""A run keeps finished cells, repeats none, and does not mix versions."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def lines(folder):
 
 @slow
 def test_in_parallel_and_one_by_one_are_the_same(tmp_path):
-    """The same results in the order of the cells, computed on one thread each; and what made them."""
+    """The same results in the order of the cells, on one thread each, with versions and seeds."""
     cells = toy.cells(5)
     seen = []
     one, several = (
@@ -66,7 +66,7 @@ def test_what_is_there_is_not_done_again(tmp_path):
 
 @slow
 def test_a_killed_run_goes_on(tmp_path):
-    """SIGKILL in the middle: finished cells stay, no worker is left behind, and the rest is done by the next run."""
+    """After SIGKILL finished cells stay, no worker survives, and the next run does the rest."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.experiments.toy", str(tmp_path)]
     process = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True)

@@ -1,4 +1,4 @@
-"""Training on glimpses of batches: which examples are looked at, and settings long the noise is beside their mean."""
+"""Training on subsamples of batches: their examples, and the norm of the noise."""
 
 import dataclasses
 
@@ -35,8 +35,8 @@ def drawn(settings, count, size=200):
     return [next(batches) for _ in range(count)]
 
 
-def test_a_glimpse_is_of_its_batch():
-    """The batches are those that whole glimpses show, the same in every epoch; the examples in them change."""
+def test_a_subsample_is_of_its_batch():
+    """Subsamples are subsets of the batches, which are the same in every epoch."""
     whole = drawn(dataclasses.replace(SETTINGS, subsample=50), 8)
     few = drawn(SETTINGS, 8)
     assert sorted(np.concatenate(whole[:4])) == list(range(200))
@@ -48,7 +48,7 @@ def test_a_glimpse_is_of_its_batch():
 
 
 def test_poisson_batches_have_the_sizes_of_poisson_batches():
-    """Whole ones are samples at rate 1/4; a subsample has a tenth of that, rounded up or down by chance."""
+    """Batches are samples at rate 1/4; subsamples a tenth of that, randomly rounded."""
     sizes = np.array(
         [len(b) for b in drawn(dataclasses.replace(SETTINGS, subsample=50, poisson=True), 2000)]
     )
@@ -61,7 +61,7 @@ def test_poisson_batches_have_the_sizes_of_poisson_batches():
 
 @pytest.mark.parametrize("subsample", [5, 50])
 def test_the_noise_is_the_whole_batchs(images, subsample):
-    """In the mean gradient every coordinate has the deviation (noise multiplier)·(clip norm)/(batch size)."""
+    """A coordinate of the mean gradient has deviation noise multiplier · clip norm / batch size."""
     settings = dataclasses.replace(SETTINGS, subsample=subsample, noise_multiplier=1000.0)
     table = InMemoryDataset(images, images.train, "standard")
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 100, bias=False))
@@ -91,7 +91,8 @@ def test_what_is_learnt_is_a_function_of_the_seed(images):
 
 def test_what_diverges_is_as_good_as_chance(images):
     found = train(
-        dataclasses.replace(SETTINGS, model="mlp", learning_rate=1e38, noise_multiplier=1e6), ap.design("dp-sgd", steps=20),
+        dataclasses.replace(SETTINGS, model="mlp", learning_rate=1e38, noise_multiplier=1e6),
+        ap.design("dp-sgd", steps=20),
         images,
-    )  # fmt: skip
+    )
     assert (found.accuracy, found.training_error, found.finite) == (0.1, 0.9, False)

@@ -1,4 +1,4 @@
-"""The study of federated next-word prediction in small: sentences, the network, cells, tables and figures."""
+"""The study of next-word prediction at small size: sentences, network, cells, figures."""
 
 import json
 
@@ -38,7 +38,7 @@ def users(tmp_path, monkeypatch):
         cached.cache_clear()
 
 
-# ---- sentences and network -----------------------------------------------------------------------------------
+# ---- sentences and network -----------------------------------------------------------------------
 
 
 def test_the_vocabulary_has_the_most_frequent_words_first():
@@ -88,7 +88,7 @@ def test_a_user_without_a_word_to_predict_changes_nothing():
 
 
 def test_accuracy_counts_words_alone():
-    """A network that always says word 5: right where it comes next; ends and unknown words are not asked for."""
+    """A network that always predicts word 5; ends and unknown words do not count."""
     net = NextWord.seeded(0, 9, 4, 5)
     with torch.no_grad():
         net.scores.weight.zero_()
@@ -98,7 +98,7 @@ def test_accuracy_counts_words_alone():
     assert next_word.most_frequent_accuracy(sentences) == pytest.approx(1 / 3)
 
 
-# ---- the study -----------------------------------------------------------------------------------------------
+# ---- the study -----------------------------------------------------------------------------------
 
 
 def test_the_cells(users):
@@ -122,7 +122,7 @@ def test_another_file_is_not_taken_for_the_same(users, tmp_path):
 
 
 def test_projected_noise_is_that_of_a_mean_over_167(users):
-    """The noise in the mean, with 6 users a round, is what 167 would have; nothing is promised for it."""
+    """The noise in a mean over 6 users is that of a mean over 167; there is no ε for it."""
     cells = [
         c
         for c in text.cells(full=False)
@@ -139,7 +139,7 @@ def test_projected_noise_is_that_of_a_mean_over_167(users):
 
 
 def test_the_server_is_the_workload_that_is_predicted(users):
-    """Zero updates: the model after the last round is the noise through momentum and decay, B Z with B = A C⁻¹."""
+    """With zero updates the last model is the noise through the optimizer, B Z with B = A C⁻¹."""
     cell = next(c for c in text.cells(full=False) if c["mechanism"] == "dp-mf")
     made, path = text.mechanism(cell), []
     start = {"x": np.zeros(20_000, np.float32)}
@@ -157,7 +157,7 @@ def test_the_server_is_the_workload_that_is_predicted(users):
 
 @pytest.mark.slow
 def test_matching_the_workload_pays():
-    """At the study's own size: a fifth less squared noise than the design for prefix sums, or better."""
+    """At the study's size: at least a fifth less squared noise than the prefix-sum design."""
     cell = text.COMMON | text.SIZES[False] | {"rate": 1.0}
     errors = [text._errors(cell | design) for design in text.DESIGNS]
     by = dict(zip(text.LABELS.values(), errors, strict=True))
@@ -180,14 +180,19 @@ def test_work_repeats(users):
 
 @pytest.mark.slow
 def test_tables_and_figures_from_the_record(users, tmp_path):
-    """What is shown says what is projected, and has an ε only for what is not; a collapse is marked."""
+    """Tables mark projections and collapses, and have an ε only without projection."""
 
     def made(cell):
         accuracy = 0.2 / (1 + cell["noise_multiplier"]) + 0.01 * cell["seed"]
         return {
-            "accuracy": accuracy, "validation": accuracy, "on the way": [0.1, accuracy], "commonest word": 0.05,
-            "parameters": 92_172, "epsilon": None, "error": [100.0, 10.0],
-        }  # fmt: skip
+            "accuracy": accuracy,
+            "validation": accuracy,
+            "on the way": [0.1, accuracy],
+            "commonest word": 0.05,
+            "parameters": 92_172,
+            "epsilon": None,
+            "error": [100.0, 10.0],
+        }
 
     found = [(cell, made(cell)) for cell in text.cells(full=False)]
     summed = json.loads(json.dumps(text.summary(found, False)))
@@ -214,8 +219,11 @@ def test_the_learning_rate_is_chosen_on_validation_users():
 
     def pair(rate, validation, accuracy):
         return {"rate": rate}, {
-            "validation": validation, "accuracy": accuracy, "on the way": [0.1], "commonest word": 0.05,
-        }  # fmt: skip
+            "validation": validation,
+            "accuracy": accuracy,
+            "on the way": [0.1],
+            "commonest word": 0.05,
+        }
 
     best = text._best(
         [pair(1.0, 0.2, 0.01), pair(1.0, 0.2, 0.11), pair(2.0, 0.1, 0.5), pair(2.0, 0.1, 0.5)]

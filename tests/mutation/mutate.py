@@ -1,8 +1,9 @@
 """The mutants of a file: each is the file with one small change, made by an operator of cosmic-ray.
 
-Of its operators we take one partner for each arithmetic operator and both neighbours of each comparison; to these come
-augmented assignments, which it leaves alone. Not taken: decorators removed (what is compiled would be interpreted) and
-variables replaced. What stands in an annotation is never executed, and what does not compile is no mutant.
+Used are one partner for each arithmetic operator, both neighbours of each comparison, and augmented
+assignments, which cosmic-ray does not change. Not used are the removal of decorators (compiled code
+would be interpreted) and the replacement of variables. Changes of annotations are left out, since
+they are never executed, and so are changes that do not compile.
 """
 
 import ast
@@ -22,19 +23,20 @@ from cosmic_ray.operators.provider import OperatorProvider
 PACKAGE = Path(__file__).parents[2] / "src" / "antiphase"
 
 ARITHMETIC = (
-    "Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv", "Pow_Mul", "LShift_RShift",
-    "RShift_LShift", "BitAnd_BitOr", "BitOr_BitAnd",
+    "Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv", "Pow_Mul",
+    "LShift_RShift", "RShift_LShift", "BitAnd_BitOr", "BitOr_BitAnd",
 )  # fmt: skip
 COMPARISONS = (
-    "Lt_LtE", "Lt_GtE", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_LtE", "GtE_Gt", "GtE_Lt", "Eq_NotEq", "NotEq_Eq", "Is_IsNot",
-    "IsNot_Is",
+    "Lt_LtE", "Lt_GtE", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_LtE", "GtE_Gt", "GtE_Lt",
+    "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is",
 )  # fmt: skip
 NAMES = [
     *(f"ReplaceBinaryOperator_{pair}" for pair in ARITHMETIC),
     *(f"ReplaceComparisonOperator_{pair}" for pair in COMPARISONS),
-    "ReplaceUnaryOperator_USub_UAdd", "ReplaceUnaryOperator_Delete_Not", "AddNot", "ReplaceTrueWithFalse",
-    "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceBreakWithContinue",
-    "ReplaceContinueWithBreak", "NumberReplacer", "ZeroIterationForLoop",
+    "ReplaceUnaryOperator_USub_UAdd", "ReplaceUnaryOperator_Delete_Not", "AddNot",
+    "ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd",
+    "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "NumberReplacer",
+    "ZeroIterationForLoop",
 ]  # fmt: skip
 
 
@@ -144,7 +146,7 @@ def mutants_in(source, file):
 
 
 def _changed(source, operator):
-    """((line, column), source) for every place where the operator applies; one definition is parsed at a time."""
+    """((line, column), source) for each place of the operator, parsed one definition at a time."""
     done, parts = "", [node.get_code() for node in get_ast(source).children]
     for number, part in enumerate(parts):
         positions = [

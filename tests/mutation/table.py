@@ -4,24 +4,41 @@ from tests.mutation.mutate import PACKAGE
 
 QUICK, ALL = ("-m", "not slow and not long"), ("-m", "not long")
 TORCH = (  # none that starts processes, which would import the file as it is
-    "tests/torch/test_privacy_engine.py", "tests/torch/test_private_optimizer.py", "tests/torch/test_fuzz.py",
-    "tests/torch/test_checkpoint.py", "tests/torch/test_batch_selection.py",
-    "tests/torch/test_clipping.py", "tests/torch/test_coverage.py",
-    "tests/torch/test_earlier_runs.py", "tests/torch/test_ghost_clipping.py",
-    "tests/torch/test_gradient_check.py", "tests/torch/test_gradient_check_faults.py",
-    "tests/torch/test_gradient_terms.py", "tests/torch/test_batched_products.py", "tests/torch/test_recorder.py",
-    "tests/torch/test_model_state_check.py", "tests/numerical/test_clipping.py",
-    "tests/adversarial", *ALL,
+    "tests/torch/test_privacy_engine.py",
+    "tests/torch/test_private_optimizer.py",
+    "tests/torch/test_fuzz.py",
+    "tests/torch/test_checkpoint.py",
+    "tests/torch/test_batch_selection.py",
+    "tests/torch/test_clipping.py",
+    "tests/torch/test_coverage.py",
+    "tests/torch/test_earlier_runs.py",
+    "tests/torch/test_ghost_clipping.py",
+    "tests/torch/test_gradient_check.py",
+    "tests/torch/test_gradient_check_faults.py",
+    "tests/torch/test_gradient_terms.py",
+    "tests/torch/test_batched_products.py",
+    "tests/torch/test_recorder.py",
+    "tests/torch/test_model_state_check.py",
+    "tests/numerical/test_clipping.py",
+    "tests/adversarial",
+    *ALL,
     # shows what the attacks of other tests came to, and makes all of them again if it runs first
     "--deselect=tests/adversarial/test_hazards.py::test_every_row_has_attacks_and_each_ends_as_asked",
-)  # fmt: skip
+)
 AMPLIFICATION = (
-    "tests/test_sampling.py", "tests/accounting/test_balls_in_bins.py", "tests/test_mechanism.py", *ALL,
-)  # fmt: skip
+    "tests/test_sampling.py",
+    "tests/accounting/test_balls_in_bins.py",
+    "tests/test_mechanism.py",
+    *ALL,
+)
 KEY = (
-    "tests/noise/test_key.py", "tests/ledger/test_ledger.py", "tests/torch/test_earlier_runs.py",
-    "tests/adversarial/test_engine_settings.py", "tests/adversarial/test_keys_and_ledgers.py", *ALL,
-)  # fmt: skip
+    "tests/noise/test_key.py",
+    "tests/ledger/test_ledger.py",
+    "tests/torch/test_earlier_runs.py",
+    "tests/adversarial/test_engine_settings.py",
+    "tests/adversarial/test_keys_and_ledgers.py",
+    *ALL,
+)
 FEDERATED = ("tests/federated/test_server.py", "tests/federated/test_storage.py", *ALL)
 
 TESTS = {

@@ -1,4 +1,4 @@
-"""The parts of `make mutants`, which itself takes minutes and is in tests/mutation/test_make_targets.py."""
+"""The parts of `make mutants`; test_make_targets.py runs all of it."""
 
 import os
 
@@ -32,10 +32,13 @@ def use(x):
 def test_small_changes_one_at_a_time():
     changes = {(mutant.before, mutant.after) for mutant in mutants_in(SOURCE, "a.py")}
     assert {
-        ("LIMIT = 3", "LIMIT = 4"), ("if x < high and x > 0:", "if x <= high and x > 0:"),
+        ("LIMIT = 3", "LIMIT = 4"),
+        ("if x < high and x > 0:", "if x <= high and x > 0:"),
         ("if x < high and x > 0:", "if x < high or x > 0:"),
-        ("x += 1", "x -= 1"), ("return not x == 2", "return not x != 2"), ("return x * 2", "return x / 2"),
-    } <= changes  # fmt: skip
+        ("x += 1", "x -= 1"),
+        ("return not x == 2", "return not x != 2"),
+        ("return x * 2", "return x / 2"),
+    } <= changes
     assert not any("| None" in before for before, _ in changes), (
         "annotations are not executed, nor do stars multiply"
     )
@@ -63,7 +66,7 @@ def exit_code(body):
 
 
 def test_a_mutant_is_in_force_wherever_its_names_are_imported():
-    """In functions, constants, classes that inherit, and modules that import names from the file."""
+    """It is in force in functions, constants, subclasses, and modules that import from the file."""
     source = (PACKAGE / "accounting/accountant.py").read_text(encoding="utf-8")
     changed = source.replace("return 2.0 if", "return 3.0 if")
     assert changed != source

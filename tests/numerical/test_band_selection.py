@@ -17,8 +17,10 @@ PAIRS = [(0.5, 1 / 32), (1.0, 1 / 24), (3.0, 1 / 16)]  # ε, sampling rate
 
 @pytest.mark.long
 def test_the_best_number_of_bands_is_that_of_an_exhaustive_search(shown):
-    """Every other number of bands that the rate allows, with so little noise that it would be as good as the best, does
-    not keep the promise: by the accountant itself, for columns of norm 1."""
+    """With as little noise as the best, every other number of bands exceeds ε.
+
+    By the accountant itself, for columns of norm 1.
+    """
     said = []
     for epsilon, rate in PAIRS:
         found = ap.select_bands(
@@ -35,7 +37,8 @@ def test_the_best_number_of_bands_is_that_of_an_exhaustive_search(shown):
             if _promised(p, rate, found.expected_noise * (1 + 1e-9)) <= epsilon
         ]
         said.append(
-            f"ε = {epsilon:g}, rate 1/{1 / rate:.0f}: {found.bands} and {best}, {len(found.trials)} tried"
+            f"ε = {epsilon:g}, rate 1/{1 / rate:.0f}: {found.bands} and {best}, "
+            f"{len(found.trials)} tried"
         )
         assert best == [found.bands]
     shown(

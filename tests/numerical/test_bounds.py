@@ -23,8 +23,9 @@ SEED = 8
 
 
 def random_setting(rng):
-    """``(steps, learning rate, spectrum)``: T log-uniform in 32 … 512, γL log-uniform in 1/T … 1/4, 20 curvatures u^p
-    with u uniform and one exponent p uniform in 0 … 4, the largest scaled to 1."""
+    """``(steps, learning rate, spectrum)``: T log-uniform in 32 … 512, γL log-uniform in 1/T … 1/4,
+    20 curvatures u^p with u uniform and one exponent p uniform in 0 … 4, the largest scaled to 1.
+    """
     steps = round(32 * 16 ** rng.random())
     learning_rate = (1 / steps) * (steps / 4) ** rng.random()
     spectrum = rng.random(20) ** rng.uniform(0, 4)
@@ -82,14 +83,14 @@ def test_the_theorem_orders_mechanisms_better_than_the_frobenius_norm(shown):
 
 
 def settled(steps, curvature, learning_rate):
-    """Mean over t = 0 … T of E f(x_t) for that first column alone, from x_0 = x*, at σ = 1: one short recurrence."""
+    """Mean over t = 0 … T of E f(x_t) for the first column alone, from x_0 = x*, at σ = 1."""
     increments = np.where(np.arange(1, steps + 1) <= steps // 2, 1.0, -1.0)
     x = learning_rate * lfilter([1.0], [1.0, learning_rate * curvature - 1.0], increments)
     return curvature / 2 * np.square(x).sum() / (steps + 1)
 
 
 def test_the_counter_example_exceeds_the_published_convex_bound(shown):
-    """From x_0 = x*, with L = 1, σ = 1 and τ = 1, the largest learning rate that the theorem has."""
+    """From x_0 = x*, with L = σ = τ = 1 and the largest learning rate of the theorem."""
     steps, curvature = 4096, 0.1
     f = factored(rise_and_fall(steps))
     learning_rate = 1 / (8 * math.log2(steps))
@@ -103,7 +104,8 @@ def test_the_counter_example_exceeds_the_published_convex_bound(shown):
     }
     shown(
         f"T = {steps}, h = {curvature}L",
-        f"error {error:.3f}, published bound {published.total:.4f}, exceeded {error / published.total:.1f}-fold "
+        f"error {error:.3f}, published bound {published.total:.4f}, exceeded "
+        f"{error / published.total:.1f}-fold "
         f"(h/L: {', '.join(f'{h} {r:.1f}' for h, r in at.items())}; "
         f"T: {', '.join(f'{T} {r:.0f}' for T, r in growing.items())}); our bound {holds.total:.0f}",
         "exceeded at least 10-fold, labelled, and what we promise is not",
@@ -117,7 +119,7 @@ def test_the_counter_example_exceeds_the_published_convex_bound(shown):
 
 
 def random_factorization(rng):
-    """A design, or any decoder: smooth or rough columns of random height, that decay, wander, or rise and fall."""
+    """A design, or a random decoder with smooth or rough columns."""
     steps = int(rng.integers(4, 65))
     kind = rng.integers(8)
     if kind < 3:
@@ -154,7 +156,7 @@ FUNCTIONS = {  # per coordinate, with L = 1 and the minimum 0 at 0: (f, f', conv
 
 
 def promised(f, c, convex):
-    """All bounds that we call guarantees, and that hold for this factorization and learning rate."""
+    """All guaranteed bounds that apply to this factorization and learning rate."""
     of = {
         "gradient": [bounds.fresh_nonconvex_bound],
         "value": [bounds.convex_bound] if convex else [],
@@ -200,7 +202,7 @@ def by_paths(rng, f, function, step, away, noise, paths=400):
 
 
 def random_cases(rng):
-    """``(factorization, constants, measured, convex)``: 300 quadratics at seven curvatures each, 200 other problems."""
+    """``(factorization, constants, measured, convex)`` of 300 quadratics and 200 other problems."""
     for i in range(500):
         f = random_factorization(rng)
         step = float(
@@ -221,8 +223,10 @@ def random_cases(rng):
 
 
 def test_no_guarantee_is_exceeded_on_500_random_problems(shown):
-    """Quadratics exactly; others, convex and not, by 400 paths each. Published bounds and ours, at the ends of the
-    range of τ too."""
+    """Quadratics exactly; others, convex and not, by 400 paths each.
+
+    Published bounds and ours, at the ends of the range of τ too.
+    """
     worst, checked, published = {}, 0, 0.0
     for f, c, measured, convex in random_cases(np.random.default_rng(500)):
         for which, bound in promised(f, c, convex):
@@ -280,7 +284,7 @@ def test_how_far_the_bounds_are_from_the_worst_quadratic(shown):
 
 
 def test_brackets_in_closed_form(shown):
-    """‖Λ_τB‖² for T = mτ: PGD T(3τ−1)/(2τ), Anti-PGD (2m−1)(2τ−1)/τ, Chess T(m+2)/2 for even τ; and the oracle's."""
+    """‖Λ_τB‖² for T = mτ: PGD T(3τ−1)/(2τ), Anti-PGD (2m−1)(2τ−1)/τ, Chess T(m+2)/2 (even τ)."""
     worst = 0.0
     for m, tau in [(1, 1), (1, 8), (4, 1), (3, 2), (4, 4), (5, 7), (8, 8), (2, 50), (25, 4)]:
         steps = m * tau
@@ -314,7 +318,7 @@ def test_brackets_in_closed_form(shown):
 
 @pytest.mark.alone
 def test_the_bracket_takes_linear_time(shown):
-    """Few diagonals, and streams: processor time, the least of five, fitted from 50,000 to 800,000 steps."""
+    """Few diagonals, and streams: the least processor time of five, 50,000 to 800,000 steps."""
     lengths, exponents, last = (50_000, 200_000, 800_000), {}, {}
     for name, options in (("dp-sgd", {}), ("chess", {}), ("dp-mf+", {"tau": 1000})):
         took = []
@@ -336,8 +340,10 @@ def test_the_bracket_takes_linear_time(shown):
 
 
 def test_the_bounds_reduce_to_the_rates_of_the_propositions(shown):
-    """At σ = L = 1, over T and γ: each bound's noise over the proposition's own term (γσ² for PGD, γ²Lσ² for
-    Anti-PGD). The published theorem has a logarithm more, hence 8·log₂T/… in its τ; ours none."""
+    """At σ = L = 1, over T and γ: each bound's noise over the proposition's own term (γσ² for PGD,
+    γ²Lσ² for Anti-PGD). The published theorem has a logarithm more, hence 8·log₂T/… in its τ; ours
+    none.
+    """
     ratios = {}
     for steps in (64, 256, 1024):
         pgd, anti = ap.design("dp-sgd", steps=steps), ap.design("anti-pgd", steps=steps)
@@ -371,8 +377,9 @@ def test_the_bounds_reduce_to_the_rates_of_the_propositions(shown):
 
 
 def test_measured_noise_lies_between_lower_and_upper_bound(shown):
-    """On f = (L/2)‖x‖² from x* = 0, over a grid of γL: the last iterate and the mean over t = 1 … T, computed from
-    dense matrices; T = 10/γL."""
+    """On f = (L/2)‖x‖² from x* = 0, over a grid of γL: the last iterate and the mean over t = 1 …
+    T, computed from dense matrices; T = 10/γL.
+    """
     L, sigma, lines, inside = 3.0, 2.0, [], True
     for step in (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25):
         steps = math.ceil(10 / step)
@@ -414,8 +421,9 @@ def test_measured_noise_lies_between_lower_and_upper_bound(shown):
 
 
 def toeplitz_curve(noising, spectrum, learning_rate, variance):
-    """``E‖∇f(x_t)‖²`` of the noise at t = 1 … T, for noise with Toeplitz ``C⁻¹`` (its first column): O(T) a
-    curvature."""
+    """``E‖∇f(x_t)‖²`` of the noise at t = 1 … T, for noise with Toeplitz ``C⁻¹`` (its first
+    column): O(T) a curvature.
+    """
     total = np.zeros(len(noising))
     for h in spectrum:
         response = learning_rate * lfilter([1.0], [1.0, learning_rate * h - 1.0], noising)
@@ -424,7 +432,7 @@ def toeplitz_curve(noising, spectrum, learning_rate, variance):
 
 
 def test_chess_diverges_linearly_while_pgd_settles(shown):
-    """The paper's problem and γ = 0.02: d = 100, h_i = 10(i/99)², E‖z_t‖² = 400; slopes fitted to the second half."""
+    """γ = 0.02, d = 100, h_i = 10(i/99)², E‖z_t‖² = 400; slopes fitted to the second half."""
     steps, gamma, spectrum = 5000, 0.02, 10 * (np.arange(100) / 99) ** 2
     alternating = math.sqrt(2) * (-1.0) ** np.arange(steps)
     curves = {
@@ -443,8 +451,10 @@ def test_chess_diverges_linearly_while_pgd_settles(shown):
     drift = abs(slope["dp-sgd"]) * steps / curves["dp-sgd"][-1]
     shown(
         "γ = 0.02, T = 5000",
-        f"Chess {slope['chess']:.5f} a step (the resonance's {predicted:.5f}), {bend:.1e} off its line, at the end "
-        f"{curves['chess'][-1]:.0f}; PGD {slope['dp-sgd']:.1e} a step, over the run {drift:.1e} of its level "
+        f"Chess {slope['chess']:.5f} a step (the resonance's {predicted:.5f}), {bend:.1e} off "
+        "its line, at the end "
+        f"{curves['chess'][-1]:.0f}; PGD {slope['dp-sgd']:.1e} a step, over the run {drift:.1e} "
+        "of its level "
         f"{curves['dp-sgd'][-1]:.2f}",
         "linear; settled",
     )
@@ -455,7 +465,7 @@ def test_chess_diverges_linearly_while_pgd_settles(shown):
 
 
 def test_the_virtual_sequence_of_pgd_grows(shown):
-    """E f(x̃_T) ≥ Lγ²σ²T/8 once T ≥ 2 log 4/(γL), by the closed form and along paths, while E f(x_T) stays."""
+    """E f(x̃_T) ≥ Lγ²σ²T/8 for T ≥ 2 log 4/(γL), exactly and along paths; E f(x_T) is bounded."""
     L, sigma, least = 2.0, 3.0, math.inf
     for step in (0.01, 0.05, 0.25):
         c = Constants(L, step / L, sigma)
@@ -472,7 +482,8 @@ def test_the_virtual_sequence_of_pgd_grows(shown):
     real = L / 2 * np.square(x[-1]).mean()
     shown(
         "PGD's virtual sequence over Lγ²σ²T/8",
-        f"at least {least:.2f}; {paths} paths {off:.1f} standard errors off; f(x̃) {virtual.mean():.0f}, f(x) "
+        f"at least {least:.2f}; {paths} paths {off:.1f} standard errors off; f(x̃) "
+        f"{virtual.mean():.0f}, f(x) "
         f"{real:.2f}",
         "≥ 1",
     )
@@ -498,7 +509,7 @@ def test_anti_pgd_is_randomized_smoothing_path_by_path(shown):
 
 
 def test_the_loose_rates_are_loose(shown):
-    """Appendix F: PGD by the virtual sequence is 2γLT times looser, Anti-PGD by its iterates 1/(4γL) times."""
+    """PGD by the virtual sequence is 2γLT times looser, Anti-PGD by its iterates 1/(4γL) times."""
     step, words = 0.02, []
     for steps in (500, 2000):
         c = Constants(1.0, step, 1.0, distance=0.0)
@@ -514,7 +525,7 @@ def test_the_loose_rates_are_loose(shown):
 
 
 def test_the_rate_of_chess(shown):
-    """On f = (L/2)x² at γL = 0.02 the truth grows as T, and so do the bounds: fitted exponents, T = 2,000 … 32,000."""
+    """On f = (L/2)x² at γL = 0.02 the error grows as T, and so do the bounds."""
     step, lengths, found = 0.02, (2000, 8000, 32_000), []
     curve = (
         toeplitz_curve(math.sqrt(2) * (-1.0) ** np.arange(lengths[-1]), [1.0], step, 1.0) / 2
@@ -528,7 +539,8 @@ def test_the_rate_of_chess(shown):
     exponents = np.polyfit(np.log(lengths), np.log(found), 1)[0]
     shown(
         "Chess, exponent in T",
-        f"truth {exponents[0]:.3f}, bound {exponents[1]:.3f}, ours {exponents[2]:.3f}; at T = {lengths[-1]:,} "
+        f"truth {exponents[0]:.3f}, bound {exponents[1]:.3f}, ours {exponents[2]:.3f}; at T = "
+        f"{lengths[-1]:,} "
         f"{found[-1][1] / found[-1][0]:.2f} and {found[-1][2] / found[-1][0]:.3f} times the truth",
         "1, as O(LTγ²σ²) says",
     )

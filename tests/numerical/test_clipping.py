@@ -28,7 +28,7 @@ def normal(*shape, seed=0):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_product_has_the_same_bits_wherever_the_example_is(threads, shown):
-    """Products, inner products and sums of one example do not depend on its place or on the other examples."""
+    """Products and sums of an example do not depend on its place or on other examples."""
     before, unlike, tried = torch.get_num_threads(), [], 0
     torch.set_num_threads(threads)
     try:
@@ -68,7 +68,7 @@ def inner_products(g, a):
 
 
 def test_norms_of_products_are_never_below_the_truth(shown):
-    """Cancelling tokens, scales from 1e-25 to 1e18, lengths from 1 to 600: at least the norm in float64."""
+    """With cancelling tokens, at scales from 1e-25 to 1e18: at least the norm in float64."""
     least = float("inf")
     for case in range(200):
         generator = torch.Generator().manual_seed(case)
@@ -99,7 +99,7 @@ def test_norms_of_lookups_add_rows_that_come_twice():
 
 
 def test_rows_whose_tokens_cancel_are_clipped_by_what_was_added_up():
-    """Where +g and −g meet, what is left is rounding; the norm to clip by is at least S/κ, in every form of a term."""
+    """Where +g and −g cancel, rounding remains: the norm is at least S/κ in every form."""
     g, a = normal(4, 6, 5), normal(4, 1, 7, seed=1).expand(4, 6, 7)
     g = torch.cat([g[:, :3], -g[:, :3]], dim=1)
     size = (g.norm(dim=2) * a.norm(dim=2)).sum(dim=1).double()
@@ -121,9 +121,14 @@ def test_rows_whose_tokens_cancel_are_clipped_by_what_was_added_up():
 class Convolutional(nn.Sequential):
     def __init__(self):
         super().__init__(
-            nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.Tanh(),
-            nn.Flatten(), nn.Linear(512, 10),
-        )  # fmt: skip
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.Tanh(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(512, 10),
+        )
 
 
 class Block(nn.Module):
@@ -196,7 +201,7 @@ MODELS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_ordinary_models_lose_nothing(name, shown):
-    """On real inputs, the norm that ghost clipping divides by is within 1 % of the true one, for 99 % of examples."""
+    """On real inputs the norm of ghost clipping is within 1 % of the true one for 99 % of them."""
     make, data = MODELS[name]
     torch.manual_seed(0)
     wrapped = recorded(make(), "ghost", batch_first=True, loss_reduction="mean", wrap_model=True)

@@ -87,7 +87,7 @@ def test_blt_values(shown):
 
 @pytest.mark.issue(13)
 def test_square_roots(shown):
-    """Plain and normalised, and the maximum error of the plain one, which is its squared sensitivity."""
+    """Plain and normalised; the maximum error of the plain one is its squared sensitivity."""
     worst = 0.0
     for steps, (squared, error, normalized) in reference.SQRT_TOEPLITZ.items():
         plain = ap.design("sqrt-toeplitz", steps=steps, normalized=False)
@@ -110,7 +110,8 @@ def test_four_buffers(shown, epochs, asked):
     took = time.perf_counter() - began
     shown(
         f"4 buffers, (256, {epochs}, {256 // epochs})",
-        f"RMSE {rmse(f):.4f} in {took:.1f} s, {100 * f.gap:.1f} % above the certified optimum in squared error",
+        f"RMSE {rmse(f):.4f} in {took:.1f} s, {100 * f.gap:.1f} % above the certified optimum in "
+        "squared error",
         f"≤ {asked}",
     )
     assert f.buffers == 4
@@ -121,7 +122,7 @@ def test_four_buffers(shown, epochs, asked):
 @pytest.mark.issue(13)
 @pytest.mark.parametrize(("epochs", "root", "inverse"), [(4, 5.60, 5.82), (16, 15.43, 15.73)])
 def test_epoch_baselines(shown, epochs, root, inverse):
-    """RMSE of the banded square root, an epoch's length of bands, and of the banded inverse one, the best number."""
+    """RMSE of the banded square root with a band per step of an epoch, and of the best BISR."""
     common = {"steps": 256, "epochs": epochs}
     root_of = ap.design("sqrt-toeplitz", normalized=False, bands=256 // epochs, **common)
     found = rmse(root_of), rmse(ap.design("bisr", **common))
@@ -138,7 +139,7 @@ def test_epoch_baselines(shown, epochs, root, inverse):
     ("bands", "theirs"), [(16, 39.675), pytest.param(64, 15.982, marks=pytest.mark.long)]
 )
 def test_banded_errors_of_another_library(shown, bands, theirs):
-    """Mean squared error at T = 1024, measured with JAX Privacy 2.0.0, which takes 16 and 49 s on two cores."""
+    """Mean squared error at T = 1024, beside JAX Privacy 2.0.0 (16 and 49 s on two cores)."""
     began = time.perf_counter()
     f = ap.design("banded", steps=1024, bands=bands)
     took = time.perf_counter() - began

@@ -235,7 +235,7 @@ def test_every_reference_value_for_several_epochs(shown):
 
 
 def random_problem(rng):
-    """Epochs, lengths, weights, schedules, momentum, restarts and damping at random; the last epoch often short."""
+    """A random workload, objective and participation; the last epoch is often short."""
     every = int(rng.integers(2, 33))
     epochs = int(rng.integers(2, 9))
     steps = epochs * every - int(rng.integers(0, every)) * int(rng.random() < 0.5)
@@ -321,7 +321,7 @@ def test_maximum_error_optima(shown, steps):
 @pytest.mark.issue(10)
 @pytest.mark.parametrize("steps", [128, pytest.param(2048, marks=pytest.mark.long)])
 def test_matching_the_workload_lowers_the_error(shown, steps):
-    """The prefix design's encoder under the true workload, against the design for it: one participation.
+    """The encoder for prefix sums under the true workload, beside the one designed for it.
 
     The decay is a cooldown to 5 % in the last quarter; decays over all rounds are shown beside it.
     """

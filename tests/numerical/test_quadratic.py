@@ -22,9 +22,9 @@ PAPER = Quadratic.paper()  # d = 100, L = 10, x_0 = 0
 NOISE = 2.0  # the paper's σ = 20: E‖z_t‖² = 400 in 100 dimensions
 
 
-# From the project's oracle (reference.json, quadratic_exact_T5000_fig2), computed independently of this project. For
-# each learning rate: DP-MF (0) and DP-MF⁺ by τ (1 is DP-SGD) -> average and last squared gradient norm. The averages
-# are over t = 0 … T, as in the paper's theorems.
+# From the project's oracle (reference.json, quadratic_exact_T5000_fig2), computed independently of
+# this project. For each learning rate: DP-MF (0) and DP-MF⁺ by τ (1 is DP-SGD) -> average and last
+# squared gradient norm. The averages are over t = 0 … T, as in the paper's theorems.
 REFERENCE = {
     0.0001: {
         0: (71.7617673813594, 13.8683023242831),
@@ -113,7 +113,7 @@ REFERENCE = {
 }
 
 
-# learning rate -> the average with a separate optimal design for every eigendirection: no one design does better
+# learning rate -> the average with an optimal design per eigendirection, a lower bound
 EVERY_DIRECTION = {
     0.0001: 71.76170951273332,
     0.001: 9.12909079273589,
@@ -143,7 +143,7 @@ def average(f, gamma):
 
 
 def test_exact_expectations_on_the_papers_grid(shown):
-    """Average and last squared gradient norm, for every learning rate and every τ of the reference."""
+    """Average and last squared gradient norm for every learning rate and τ of the reference."""
     worst = {"average": 0.0, "last": 0.0}
     began = time.perf_counter()
     for tau in [0, *TAUS]:
@@ -154,7 +154,8 @@ def test_exact_expectations_on_the_papers_grid(shown):
                 worst[name] = max(worst[name], abs(getattr(found, name) / value - 1))
     shown(
         f"{len(REFERENCE)} learning rates, DP-SGD, DP-MF, DP-MF⁺ with {len(TAUS)} τ",
-        f"average {worst['average']:.1e}, last {worst['last']:.1e}, in {time.perf_counter() - began:.0f} s",
+        f"average {worst['average']:.1e}, last {worst['last']:.1e}, in "
+        f"{time.perf_counter() - began:.0f} s",
         "1e-6",
     )
     assert max(worst.values()) <= 1e-6
@@ -162,7 +163,7 @@ def test_exact_expectations_on_the_papers_grid(shown):
 
 @pytest.mark.alone
 def test_the_recurrence_and_the_dense_formula(shown):
-    """All 99 curvatures at once, over the buffers: against ``C⁻¹`` itself, and linear in the steps."""
+    """The recurrence over buffers equals the dense formula, and takes linear time."""
     gamma, spectrum, worst = 0.007, PAPER.spectrum[1:], 0.0
     for name, options in (("dp-mf", {}), ("dp-mf+", {"tau": 50}), ("damped", {"rho": 0.96})):
         f = ap.design(name, steps=1000, buffers="exact", **options)
@@ -182,7 +183,8 @@ def test_the_recurrence_and_the_dense_formula(shown):
     exponent = np.log(seconds[1] / seconds[0]) / np.log(4)
     shown(
         "1,000 steps, three streams; then 10,000 and 40,000 steps",
-        f"{worst:.1e} from the dense formula; {seconds[0]:.1f} s and {seconds[1]:.1f} s, exponent {exponent:.2f}",
+        f"{worst:.1e} from the dense formula; {seconds[0]:.1f} s and {seconds[1]:.1f} s, "
+        f"exponent {exponent:.2f}",
         "1e-10; O(T·curvatures·buffers), exponent ≤ 1.2",
     )
     assert worst <= 1e-10
@@ -250,7 +252,8 @@ def test_best_over_the_learning_rate_damped(shown):
     alpha = (1 - choice.rho) / (gamma * PAPER.smoothness)
     shown(
         "damped, best over γ",
-        f"{value:.4f} at γ = {gamma}, ρ = {choice.rho:.4f} = 1 − {alpha:.2f}γL, {len(choice.tried)} tried",
+        f"{value:.4f} at γ = {gamma}, ρ = {choice.rho:.4f} = 1 − {alpha:.2f}γL, "
+        f"{len(choice.tried)} tried",
         "≤ 2.53",
     )
     assert value <= 2.53
@@ -269,8 +272,10 @@ def test_curvature_aware_is_no_worse_than_damped(shown):
     apart = found.noise.sum() / ((gamma * NOISE) ** 2 * aware.error) - 1
     shown(
         f"curvature-aware, T = {STEPS}, γ = {gamma}",
-        f"{best:.5f} (gap {aware.gap:.0e}; every direction by itself {EVERY_DIRECTION[gamma]:.5f}), damped "
-        f"{surrogate:.5f}; objective {apart:.0e} from the expectation; {time.perf_counter() - began:.0f} s",
+        f"{best:.5f} (gap {aware.gap:.0e}; every direction by itself "
+        f"{EVERY_DIRECTION[gamma]:.5f}), damped "
+        f"{surrogate:.5f}; objective {apart:.0e} from the expectation; "
+        f"{time.perf_counter() - began:.0f} s",
         "no worse than damped",
     )
     assert EVERY_DIRECTION[gamma] <= best <= surrogate

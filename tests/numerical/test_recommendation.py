@@ -29,9 +29,9 @@ def advised(steps, gamma, criterion, problem=PAPER):
     "gamma", [0.003, 0.007, *(pytest.param(g, marks=pytest.mark.long) for g in (0.0001, 0.001))]
 )
 def test_the_quadratic_on_average(shown, gamma):
-    """Against a design for every eigendirection by itself, which none that we offer can reach: so against all.
+    """Within 2 % of the lower bound: an optimal design per eigendirection.
 
-    From γ = 0.015 on that bound is 2.6 to 5.5 % below any one design that was found: there the next test compares.
+    From γ = 0.015 on this bound is 2.6 to 5.5 % below every known design; the next test covers it.
     """
     found = advised(5000, gamma, "average")
     expected = expectation(found.best.factorization, PAPER, noise=NOISE).gradient
@@ -40,7 +40,8 @@ def test_the_quadratic_on_average(shown, gamma):
     gains = ", ".join(f"{gain.ratio:.1%} of {gain.over}" for gain in found.gains)
     shown(
         f"T = 5000, γ = {gamma}, average squared gradient: {found.best.label}",
-        f"{expected.average:.4f}, {over:.2%} above what no design can beat ({expected.noise.mean() / bound - 1:.2%} "
+        f"{expected.average:.4f}, {over:.2%} above what no design can beat "
+        f"({expected.noise.mean() / bound - 1:.2%} "
         f"of the noise); noise {gains}",
         "within 2 % of the best of all that we offer",
     )
@@ -109,7 +110,8 @@ def test_the_quadratic_against_all_that_we_offer(shown, steps, gamma, criterion)
     )
     shown(
         f"T = {steps}, γ = {gamma}, {criterion}: {found.best.label}",
-        f"{value:.5g}, {value / values[ranked[0]] - 1:+.2%} of the best of {len(values)} ({ranked[0]}), by the noise "
+        f"{value:.5g}, {value / values[ranked[0]] - 1:+.2%} of the best of {len(values)} "
+        f"({ranked[0]}), by the noise "
         f"alone {noise / min(noises.values()) - 1:+.2%} of the least; {plain}",
         "within 2 %",
     )
@@ -127,7 +129,7 @@ def test_the_quadratic_against_all_that_we_offer(shown, steps, gamma, criterion)
     ids=["momentum", "nesterov", "schedule"],
 )
 def test_momentum_matches_the_workload(shown, optimizer):
-    """The advised design is for the optimizer as it is; one for plain SGD would leave more noise."""
+    """The recommended design is for the given optimizer; one for SGD leaves more noise."""
     optimizer = {"learning_rates": 0.02} | optimizer
     workload = ap.Workload.sgd(256, **optimizer)
     problem = Quadratic(np.geomspace(0.01, 5.0, 12))
@@ -143,7 +145,8 @@ def test_momentum_matches_the_workload(shown, optimizer):
     values = [expectation(g, problem, noise=1.0).gap.noise[-1] for g in (f, unmatched)]
     shown(
         f"{workload.describe()}: {found.best.label}",
-        f"designed for {f.workload.describe()}; for plain SGD, noise² {values[1] / values[0] - 1:+.0%}",
+        f"designed for {f.workload.describe()}; for plain SGD, noise² "
+        f"{values[1] / values[0] - 1:+.0%}",
         "the optimizer's own workload",
     )
     assert values[0] <= 1.001 * values[1]

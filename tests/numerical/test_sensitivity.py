@@ -43,7 +43,7 @@ def test_sensitivity_of_2000_random_encoders(shown):
 @pytest.mark.issue(5)
 @pytest.mark.long
 def test_feasible_points_by_brute_force(shown):
-    """Every pattern, every choice of signs, and unit vectors: none moves the encoder's output by more than 1."""
+    """No pattern, signs or unit vectors move the encoder's output by more than 1."""
     rng = np.random.default_rng(6)
     largest, least, count, compared = 0.0, np.inf, 0, 0.0
     for _ in range(60):
@@ -65,7 +65,8 @@ def test_feasible_points_by_brute_force(shown):
         compared = max(compared, f.error / oracle.error - 1)
     shown(
         f"{count} feasible points, by brute force",
-        f"sensitivity {least:.6f} … {largest:.15f}, error at most {compared:.1e} above the dense path's",
+        f"sensitivity {least:.6f} … {largest:.15f}, error at most {compared:.1e} above the dense "
+        "path's",
         "≤ 1; within the 1e-4 (streams 1e-3) asked of it",
     )
     assert largest <= 1 + 1e-12
@@ -76,9 +77,19 @@ def test_feasible_points_by_brute_force(shown):
 def test_minimum_separation_is_exact_or_says_that_it_is_a_bound(shown):
     participation = ap.min_separation(4, 16)
     words = {}
-    designs = [("toeplitz", {}), ("toeplitz", {"bands": 24}), ("banded", {"bands": 16}), ("banded", {"bands": 24}),
-               ("blt", {}), ("bisr", {}), ("lambda-cgd", {}), ("epoch-restarts", {}), ("dp-mf", {"buffers": 4}),
-               ("sqrt-toeplitz", {}), ("sqrt-toeplitz", {"bands": 16})]  # fmt: skip
+    designs = [
+        ("toeplitz", {}),
+        ("toeplitz", {"bands": 24}),
+        ("banded", {"bands": 16}),
+        ("banded", {"bands": 24}),
+        ("blt", {}),
+        ("bisr", {}),
+        ("lambda-cgd", {}),
+        ("epoch-restarts", {}),
+        ("dp-mf", {"buffers": 4}),
+        ("sqrt-toeplitz", {}),
+        ("sqrt-toeplitz", {"bands": 16}),
+    ]
     for name, options in designs:
         f = ap.design(name, steps=64, participation=participation, **options)
         statement = ap.calibrate(f, epsilon=1.0, delta=1e-5).statement()

@@ -1,9 +1,9 @@
-"""Run a test on a copy of the package with one place changed, in a process that knows no other copy.
+"""Run tests on a copy of the package with one planted change, each in a process of its own.
 
     python -m tests.planted.plant FOLDER bugs|lines|extras
 
-prints one line of JSON for each change of `bugs` or of `lines`, as it is done. Processes are forked from one that has
-imported what takes long (torch, Numba) and nothing of antiphase's.
+prints one line of JSON for each change when its test has ended. Processes are forked from one that
+has imported torch and Numba, which takes seconds, but nothing of antiphase.
 """
 
 import gc
@@ -21,14 +21,14 @@ from tests.planted.bugs import BUGS
 from tests.planted.lines import EXTRAS, LINES
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 600  # nothing takes longer, however broken the package is and however busy the machine
-TOGETHER = 2  # processes at a time
+TIMEOUT = 600  # seconds for a run, however broken the package is
+PROCESSES = 2
 CHANGES = {"bugs": BUGS, "lines": LINES, "extras": EXTRAS}
-GREEN, RED = 0, 1  # pytest's exit codes; all others mean that no test was run
+GREEN, RED = 0, 1  # pytest's exit codes; others mean that no test ran
 
 
 def warm_up():
-    """Import what is not ours, once for all."""
+    """Import third-party libraries once for all processes."""
     import dp_accounting  # noqa: F401
     import mpmath  # noqa: F401
     import numba
@@ -37,20 +37,18 @@ def warm_up():
     import randomgen  # noqa: F401
     import torch
 
-    torch.optim.SGD(
-        [torch.zeros(1, requires_grad=True)]
-    )  # what torch imports with the first optimizer
-    numba.njit(lambda x: x + 1)(1)  # and Numba with the first function
-    gc.freeze()  # so that no process looks through all of this once more
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports more of torch
+    numba.njit(lambda x: x + 1)(1)  # and of Numba
+    gc.freeze()  # so that collections in the processes skip what was imported
 
 
 def copy_of(package, folder):
-    """With its compiled code, whose time stamps are kept; otherwise Numba would compile it all again."""
+    """Copy it with its compiled code and time stamps, so that Numba does not compile it again."""
     return Path(shutil.copytree(package, folder / "antiphase", copy_function=shutil.copy2))
 
 
 def places(old, text):
-    """Where ``old`` stands in ``text``; if nowhere to the letter, however the lines are broken."""
+    """Spans of ``old`` in ``text``; if it is not there verbatim, with other line breaks."""
     exact = [found.span() for found in re.finditer(re.escape(old), text)]
     if exact:
         return exact
@@ -79,16 +77,18 @@ def put_in(change, package):
             f"{change.name}: {change.file} has {len(found)} places like {change.old!r}"
         )
     text = text[: found[0][0]] + change.new + text[found[0][1] :]
-    compile(text, str(path), "exec")  # a test that goes red for want of a bracket proves nothing
+    compile(text, str(path), "exec")  # a test that fails by a syntax error proves nothing
     path.write_text(text)
 
 
 def run(folder, tests, name="tests"):
-    """pytest's exit code for ``tests`` with the package in ``folder``, and what it printed. Runs that share a folder
-    have names of their own."""
+    """Run tests with the package in ``folder``; returns pytest's exit code and output.
+
+    Runs that share a folder have different names.
+    """
     process = multiprocessing.get_context("fork").Process(target=_child, args=(folder, tests, name))
     process.start()
-    process.join(SECONDS)
+    process.join(TIMEOUT)
     if process.is_alive():
         process.kill()
         process.join()
@@ -101,7 +101,7 @@ def _child(folder, tests, name):
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.environ |= {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # what is not needed takes seconds to import
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins take seconds to import
     sys.path.insert(0, str(folder))
     os.chdir(ROOT)
     import pytest
@@ -121,8 +121,8 @@ def main():
     tests = list(dict.fromkeys(change.test for change in changes))
 
     def unbroken(part):
-        """One test in `TOGETHER`, without a change."""
-        code, log = run(whole.parent, tests[part::TOGETHER], f"part{part}")
+        """Run every PROCESSES-th test without a change."""
+        code, log = run(whole.parent, tests[part::PROCESSES], f"part{part}")
         return "" if code == GREEN else log[-5000:] or "no log"
 
     def planted(number):
@@ -132,12 +132,15 @@ def main():
         code, log = run(place, [changes[number].test])
         shutil.rmtree(place)
         return {
-            "number": number, "red": code == RED, "code": code, "seconds": time.perf_counter() - began,
+            "number": number,
+            "red": code == RED,
+            "code": code,
+            "seconds": time.perf_counter() - began,
             "log": "" if code == RED else log[-5000:],
-        }  # fmt: skip
+        }
 
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        log = "".join(pool.map(unbroken, range(TOGETHER)))
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        log = "".join(pool.map(unbroken, range(PROCESSES)))
         print(json.dumps({"green": not log, "log": log}), flush=True)
         for done in pool.map(planted, range(len(changes))):
             print(json.dumps(done), flush=True)

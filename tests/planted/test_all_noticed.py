@@ -57,7 +57,7 @@ def test_planted_bugs_are_noticed(tmp_path, shown):
     table, missed, red, seconds, worked = put_in_all(tmp_path, "bugs")
     shown(
         f"planted bugs\n{table}\n  noticed",
-        f"{red} of {len(BUGS)} in {seconds:.0f} s, {worked / 2:.0f} s if both cores had nothing else to do",
+        f"{red} of {len(BUGS)} in {seconds:.0f} s, {worked / 2:.0f} s on two idle cores",
         "25 of 25, in 180 s",
     )
     assert not missed

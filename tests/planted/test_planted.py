@@ -1,6 +1,6 @@
-"""Tests of the tests: every change of `bugs` and `lines`, made alone, is noticed by the test that is named for it.
+"""Planted bugs can be planted, and every line that privacy rests on has one.
 
-That takes minutes, and is in tests/planted/test_all_noticed.py.
+test_all_noticed.py, which takes minutes, checks that the tests named for them fail.
 """
 
 import ast
@@ -20,8 +20,12 @@ PACKAGE = ROOT / "src" / "antiphase"
 
 
 def put_in_all(folder, which):
-    """Each change of ``plant.CHANGES[which]`` alone, on a package whose tests are green: a table of pytest's verdicts,
-    the logs of those that no test noticed, how many were noticed, the time it took, and the time of processors."""
+    """Plant each change of ``plant.CHANGES[which]`` alone and run its test.
+
+    Returns:
+        A table of the verdicts, the logs of changes that were not noticed, the number of those that
+        were, the seconds it took, and the processor time.
+    """
     began, before = time.perf_counter(), os.times()
     command = [sys.executable, "-m", "tests.planted.plant", str(folder), which]
     done = subprocess.run(
@@ -52,14 +56,14 @@ def table(pairs):
 
 
 def what(change):
-    """A bug by its name, with the row of the hazard; a line by what is promised there."""
+    """A bug by its name with the row of the hazard; a line by its mark."""
     if isinstance(change, Bug):
         return f"{change.row:>3}  {change.name}"
     return f"{change.file}: {marks(change.file)[nearest(change)]}"
 
 
 def marks(file):
-    """{line: what is promised there} of a file of the package."""
+    """{line: text of its PRIVACY mark} of a file of the package."""
     lines = enumerate((PACKAGE / file).read_text().splitlines(), 1)
     return {
         k: text.split("# PRIVACY: ")[1].split("   [")[0]
@@ -69,7 +73,7 @@ def marks(file):
 
 
 def nearest(change):
-    """The mark that a change is about: within it; first in the body of the condition it is in; above it, or below."""
+    """The line of the mark that a change is about: within it, or else the nearest."""
     source = (PACKAGE / change.file).read_text()
     start, stop = places(change.old, source)[0]
     first, last = source[:start].count("\n") + 1, source[:stop].count("\n") + 1
@@ -85,7 +89,7 @@ def nearest(change):
 
 @pytest.mark.slow
 def test_every_bug_has_one_place_and_its_test_is_there(tmp_path):
-    """So that a change of the code does not leave bugs behind that can no longer be put in."""
+    """Changes of the code must not leave bugs behind that can no longer be planted."""
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 25
     assert sum(bool(bug.seen) for bug in BUGS) >= 25
     for number, change in enumerate([*BUGS, *LINES, *EXTRAS]):
@@ -105,7 +109,7 @@ def test_every_bug_has_one_place_and_its_test_is_there(tmp_path):
 
 
 def test_every_line_that_privacy_rests_on_is_undone_somewhere():
-    """By a planted bug or a change of `lines`: so that for each there is a test that was seen to go red."""
+    """Every PRIVACY mark has a planted bug or a change of `lines`, and so a test that notices."""
     undone = {(change.file, nearest(change)) for change in [*BUGS, *LINES, *EXTRAS]}
     files = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")]
     assert [
@@ -114,7 +118,7 @@ def test_every_line_that_privacy_rests_on_is_undone_somewhere():
 
 
 def test_lines_of_the_integrations_have_tests_that_go_red(tmp_path):
-    """`make test-integrations` has what this needs."""
+    """Runs in `make test-integrations`, which installs the extras."""
     pytest.importorskip("lightning")
     pytest.importorskip("transformers")
     assert not put_in_all(tmp_path, "extras")[1]

@@ -35,10 +35,11 @@ def clipped(g):
 
 
 def trainer(noise=1.0, when=(WHEN,), copies=1, clip=clipped):
-    """Trainings of models of one number, all at once: each trial has a coordinate of the stream to itself.
+    """Trainings of one-parameter models, all at once: each trial has a coordinate of the stream.
 
-    Three examples pull each model to their own values; the canary, in steps ``when``, has a gradient of three clip
-    norms. Who audits knows all but whether it was there: the released sums, and so all models and gradients.
+    Three examples pull each model to their own values; in steps ``when`` the canary has a gradient
+    of three clip norms. The auditor knows everything but the canary's presence: the released sums,
+    and so all models and gradients.
     """
     rng = np.random.default_rng(11)
     targets = rng.normal(size=(STEPS, 3))

@@ -158,7 +158,7 @@ def test_streamed_noise_is_dense_noise(shown, kind):
 @pytest.mark.issue(4)
 @pytest.mark.long
 def test_a_stream_of_a_million_rows(shown):
-    """End to end, 1,000 coordinates; the first and last hundred rows against float64 from the same normals."""
+    """1,000 coordinates; the first and last hundred rows beside float64 from the same normals."""
     d, steps = 1000, 1_000_000
     m = ap.calibrate(ap.design("dp-mf", steps=steps), noise_multiplier=1.0)
     (segment,) = m.factorization.distinct

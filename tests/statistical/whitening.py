@@ -1,14 +1,16 @@
-"""Is this noise ``σ·C⁻¹Z``? Whiten it and look: all statistics should be standard normal, so none beyond 6.5.
+"""Is this noise ``σ·C⁻¹Z``?
 
-χ²-type statistics of the second moments: a Kolmogorov–Smirnov test of 1,500 samples does not see noise that is a
-tenth too small.
+Whiten it and look: all statistics should be standard normal, so none beyond 6.5.
+
+χ²-type statistics of the second moments: a Kolmogorov–Smirnov test of 1,500 samples does not see
+noise that is a tenth too small.
 """
 
 import numpy as np
 
 
 def statistics(rows, encoder, scale):
-    """A dictionary of lists of z-values: of the total, the rows, pairs of rows, and halves of the coordinates."""
+    """{kind: z-values} of the total, the rows, pairs of rows, and halves of the coordinates."""
     Z = encoder @ np.asarray(rows, dtype=np.float64) / scale
     steps, d = Z.shape
     halves = d // 2
