@@ -237,9 +237,9 @@ def trained(cell: Cell, calibrated: Mechanism, net: NextWord, users: _Users) -> 
     ) as server:
         for number in range(rounds):
             model = server.model
-            for user in server.ask(order[number * size : (number + 1) * size]):
+            for user in server.begin_round(order[number * size : (number + 1) * size]):
                 server.receive(user, client.update(model, users.train[user]))
-            net.load(server.finish())
+            net.load(server.finish_round())
             if (number + 1) % max(rounds // 8, 1) == 0:
                 during_training.append(accuracy(net, users.val))
     return during_training

@@ -206,7 +206,7 @@ CALLS = {
     "batch_sampler_for": (batch_sampler_for, {"mechanism": st.just(CYCLIC), "size": SMALL}),
     "Server": (federated.Server, {"mechanism": st.just(USERS), "model": st.just({"w": np.zeros(3)}),
                                   "clients_per_round": SMALL, "?key": st.just(KEY), "?workload": WORKLOADS}),
-    "smallest_population": (federated.smallest_population, {"participation": PARTICIPATIONS, "rounds": SMALL,
+    "min_population": (federated.min_population, {"participation": PARTICIPATIONS, "rounds": SMALL,
                                                             "clients_per_round": SMALL}),
     "Constants": (theory.Constants, {"smoothness": POSITIVE, "learning_rate": SHARES, "noise_length": POSITIVE,
                                      "?distance": POSITIVE, "?gap": POSITIVE, "?lipschitz": POSITIVE}),

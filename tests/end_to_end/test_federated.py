@@ -26,9 +26,9 @@ def test_dropping_out_changes_neither_noise_nor_epsilon(shown, dropping):
     gone = {"nobody": 0, "one": 1, "half": 2, "all": 4}[dropping]
     s = setting.server(m)
     setting.train(s, until=3)
-    users, before = s.ask(setting.USERS), s.model
+    users, before = s.begin_round(setting.USERS), s.model
     setting.answer_all(s, users[gone:])
-    after = s.finish()
+    after = s.finish_round()
     sums = {
         name: sum((setting.update(i)[name] for i in range(4 - gone)), 0.0)
         for name in setting.TRAINED
@@ -79,9 +79,9 @@ BAD = {
 def test_bad_clients(shown, kind):
     s = setting.server(setting.mechanism(rounds=6, count=3, apart=2))
     setting.train(s, until=1)  # user 0 took part
-    users, before = s.ask(setting.USERS), s.model
+    users, before = s.begin_round(setting.USERS), s.model
     verdicts = BAD[kind][0](s, users[0])
-    after = s.finish()
+    after = s.finish_round()
     moved = {
         n: (after[n].astype(float) - before[n]) * 4 - setting.row(s.mechanism, 1)[n]
         for n in setting.TRAINED
@@ -111,14 +111,14 @@ def test_a_thousand_rounds_with_5000_users(shown):
     rng = np.random.default_rng(0)
     users, centre = [f"user {i}" for i in range(5000)], rng.normal(size=(5000, 100)) + 3
     s = Server(m, {"w": np.zeros(100, np.float32)}, clients_per_round=50)
-    assert s.smallest_population == 5000
+    assert s.min_population == 5000
     used = {}
     tracemalloc.start()
     while s.remaining:
         model = s.model["w"].astype(float)
-        for user in s.ask(users):
+        for user in s.begin_round(users):
             s.receive(user, {"w": 0.01 * (centre[int(user.split()[1])] - model)})
-        s.finish()
+        s.finish_round()
         if s.position % 300 == 0:
             gc.collect()
             used[s.position] = tracemalloc.get_traced_memory()[0]

@@ -147,8 +147,8 @@ def test_the_server_is_the_workload_that_is_predicted(users):
         made, start, clients_per_round=6, workload=text.workload(cell), key=Key.insecure(1)
     ) as server:
         for _ in range(SMALL["rounds"]):
-            server.ask([])
-            path.append(server.finish()["x"])
+            server.begin_round([])
+            path.append(server.finish_round()["x"])
     total, last = text._errors(cell)
     scale = (made.noise_multiplier * made.clip_norm / 6) ** 2
     assert np.mean(path[-1] ** 2) == pytest.approx(scale * last, rel=0.05)

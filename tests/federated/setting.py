@@ -1,4 +1,4 @@
-"""A small federated training: users with quadratic losses, so that what the server should do is known."""
+"""A small federated training whose every round can be computed by hand."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ MODEL = {
     "weight": np.zeros((3, 4), np.float32),
     "bias": np.zeros(3, np.float32),
     "scale": np.array(1.0, np.float32),
-    "seen": np.array(7),  # counts something: not trained
+    "seen": np.array(7),  # an integer: not trained
 }
 TRAINED = ("weight", "bias", "scale")
 USERS = [f"user {i}" for i in range(12)]
@@ -46,10 +46,10 @@ def answer_all(s, users, seed=0, norm=0.5):
 
 
 def train(s, available=USERS, until=None):
-    """To the end of the plan, every client answering."""
+    """Train to the end of the plan, with an update from every client."""
     while s.position < (s.rounds if until is None else until):
-        answer_all(s, s.ask(available), seed=100 * s.position)
-        s.finish()
+        answer_all(s, s.begin_round(available), seed=100 * s.position)
+        s.finish_round()
     return s
 
 

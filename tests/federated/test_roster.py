@@ -1,4 +1,4 @@
-"""Who may be asked, against an oracle that knows only the definition; and how many users a plan needs."""
+"""Who may be selected, against the definition, and how many users a plan needs."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.federated import smallest_population
+from antiphase.federated import min_population
 from antiphase.federated.roster import Roster
 
 
@@ -15,39 +15,39 @@ def allowed(history, count, apart):
 
 
 def test_2000_trainings_against_an_oracle():
-    """Random users there in random rounds: nobody is asked who may not be, and nobody who may is left out for want."""
+    """Random availability: only users that may take part are selected, and as many as there are."""
     rng = np.random.default_rng(3)
     vacancies = 0
     for _ in range(2000):
-        count, apart, wanted = (int(n) for n in rng.integers(1, 5, size=3))
+        count, apart, clients = (int(n) for n in rng.integers(1, 5, size=3))
         roster, users = (
             Roster(ap.min_separation(count, apart)),
             [f"u{i}" for i in range(rng.integers(1, 12))],
         )
         histories = {user: [] for user in users}
         for t in range(int(rng.integers(1, 12))):
-            there = [user for user in users if rng.random() < 0.7]
-            may = [user for user in there if allowed([*histories[user], t], count, apart)]
-            assert [user for user in there if roster.may_take_part(user, t)] == may
-            chosen = roster.choose(t, there + there, wanted)
-            assert len(set(chosen)) == len(chosen) == min(wanted, len(may))
+            available = [user for user in users if rng.random() < 0.7]
+            may = [user for user in available if allowed([*histories[user], t], count, apart)]
+            assert [user for user in available if roster.may_take_part(user, t)] == may
+            chosen = roster.choose(t, available + available, clients)
+            assert len(set(chosen)) == len(chosen) == min(clients, len(may))
             assert set(chosen) <= set(may)
-            vacancies += len(chosen) < wanted
+            vacancies += len(chosen) < clients
             roster.record(t, chosen)
             for user in chosen:
                 histories[user].append(t)
             if rng.random() < 0.1:
                 state, roster = roster.state(), Roster(ap.min_separation(count, apart))
                 roster.restore(state)
-    assert vacancies > 1000, "both cases were tried"
+    assert vacancies > 1000, "both cases occurred"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 @pytest.mark.parametrize("apart", [1, 2, 4, 9])
-def test_so_many_users_suffice_and_one_less_does_not(count, apart):
+def test_the_minimum_population_suffices_and_one_less_does_not(count, apart):
     participation = ap.min_separation(count, apart)
     for rounds, clients in itertools.product((1, 3, 8, 10), (1, 2, 5)):
-        enough = smallest_population(participation, rounds, clients)
+        enough = min_population(participation, rounds, clients)
         for population, vacant in ((enough, False), (enough - 1, True)):
             roster, short = Roster(participation), 0
             for t in range(rounds):
@@ -62,7 +62,7 @@ def test_once_is_once():
     assert roster.choose(0, ["a", "b", "c"], 2) == ["a", "b"]
     roster.record(0, ["a", "b"])
     assert roster.choose(5, ["a", "b", "c"], 2) == ["c"]
-    assert smallest_population(ap.once(), rounds=7, clients_per_round=3) == 21
+    assert min_population(ap.once(), rounds=7, clients_per_round=3) == 21
 
 
 def test_a_fixed_order_is_refused():

@@ -1,4 +1,4 @@
-"""A server that dies at any moment goes on, and no row of noise goes out with two sums."""
+"""A server that is killed at any moment can resume, and no row is released with two sums."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ import pytest
 import antiphase as ap
 from antiphase.errors import FileFormatError, ReplayError, StateError
 from antiphase.federated import Server
-from antiphase.federated.storage import Folder
+from antiphase.federated.storage import TrainingFolder
 from antiphase.ledger.write_ahead import RECORD, WriteAheadLedger
 from tests.federated.setting import MODEL, USERS, answer_all, mechanism, server, train
 
@@ -31,8 +31,8 @@ def ledger(folder):
     return next(folder.glob("key.*.ledger")).read_bytes()
 
 
-def test_a_training_goes_on_where_it_was(tmp_path):
-    """Interrupted twice or not at all, under the same key: the same model bit for bit."""
+def test_a_training_resumes_where_it_was(tmp_path):
+    """Interrupted twice or not at all, with the same key: the same model bit for bit."""
     m = mechanism(
         rounds=6, workload=ap.Workload.sgd(6, momentum=0.9, learning_rates=np.linspace(1, 0.1, 6))
     )
@@ -57,8 +57,8 @@ def test_a_training_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("stops", [(1, 6), (2, 3, 6), (5, 6)])
-def test_a_training_with_an_insecure_key_goes_on_too(tmp_path, stops):
-    """Its ledger is not beside a key file; the same model as without a stop, and every round once."""
+def test_a_training_with_an_insecure_key_resumes_too(tmp_path, stops):
+    """Its ledger is not beside a key file; the model is the same as without interruption."""
     m = mechanism(rounds=6)
     whole = train(server(m, seed=3)).model
     for until in stops:
@@ -68,8 +68,8 @@ def test_a_training_with_an_insecure_key_goes_on_too(tmp_path, stops):
     assert all((s.model[name] == whole[name]).all() for name in whole)
 
 
-def test_a_checkpoint_that_lacks_something_is_refused_as_a_file_error(tmp_path):
-    """Whole as a file, and not a checkpoint: told as one error, whatever is missing or of another type."""
+def test_an_incomplete_checkpoint_is_refused_as_a_file_error(tmp_path):
+    """A valid file, with an entry missing or of another type: always the same error."""
     with server(folder=tmp_path) as s:
         train(s, until=2)
         whole = s._state(2, s._model, b"")
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_lacks_something_is_refused_as_a_file_error(tmp_path):
         ("counts", {"NOBODY": 1}),
         ("mark", "xy"),
     ):
-        folder = Folder(tmp_path)
+        folder = TrainingFolder(tmp_path)
         folder.key()
         folder.write(
             {k: v for k, v in whole.items() if k != name} | ({} if value is None else {name: value})
@@ -89,8 +89,8 @@ def test_a_checkpoint_that_lacks_something_is_refused_as_a_file_error(tmp_path):
             server(folder=tmp_path)
 
 
-def test_a_round_is_on_the_disk_before_the_next_is_asked_for(tmp_path, monkeypatch):
-    """The bytes before the new name, and the name too: a power failure leaves the old round or the new one."""
+def test_a_round_is_on_the_disk_before_the_next_begins(tmp_path, monkeypatch):
+    """Content, then name, then directory: a power failure leaves the old round or the new one."""
     with server(folder=tmp_path) as s:
         done, sync, replace = [], os.fsync, os.replace
 
@@ -104,52 +104,52 @@ def test_a_round_is_on_the_disk_before_the_next_is_asked_for(tmp_path, monkeypat
     assert done == ["file", "name", "folder", "file"], "the checkpoint, then the ledger"
 
 
-def test_who_took_part_is_remembered(tmp_path):
+def test_participations_are_restored(tmp_path):
     m = mechanism(count=2, apart=3)
     with server(m, folder=tmp_path) as s:
-        asked = s.ask(USERS)
-        s.finish()
+        asked = s.begin_round(USERS)
+        s.finish_round()
     with server(m, folder=tmp_path) as s:
-        assert not set(s.ask(USERS)) & set(asked)
+        assert not set(s.begin_round(USERS)) & set(asked)
 
 
-def test_dying_before_the_commit_releases_nothing(tmp_path, monkeypatch):
-    """The row was drawn, and nobody saw it: after the restart it goes out with another sum, once."""
+def test_a_server_killed_before_the_commit_has_released_nothing(tmp_path, monkeypatch):
+    """The row was drawn but not released: after the restart it is released once, with another sum."""
     m = mechanism()
     with server(m, folder=tmp_path) as s:
         train(s, until=2)
         before = s.model
-        answer_all(s, s.ask(USERS), seed=1)
+        answer_all(s, s.begin_round(USERS), seed=1)
         with monkeypatch.context() as patch:
-            patch.setattr(Folder, "write", crash)
+            patch.setattr(TrainingFolder, "write", crash)
             with pytest.raises(Crash):
-                s.finish()
+                s.finish_round()
         assert all((s.model[name] == before[name]).all() for name in before), "nothing was released"
         with pytest.raises(RuntimeError, match="interrupted"):
-            s.finish()
+            s.finish_round()
         with pytest.raises(RuntimeError, match="interrupted"):
-            s.ask(USERS)
+            s.begin_round(USERS)
     assert len(ledger(tmp_path)) == 2 * RECORD
     with server(m, folder=tmp_path) as s:
         assert s.position == 2
-        answer_all(s, s.ask(USERS), seed=2)
-        s.finish()
+        answer_all(s, s.begin_round(USERS), seed=2)
+        s.finish_round()
         assert len(ledger(tmp_path)) == 3 * RECORD
 
 
-def test_dying_after_the_commit_goes_on_after_it(tmp_path, monkeypatch):
+def test_a_server_killed_after_the_commit_resumes_after_it(tmp_path, monkeypatch):
     m = mechanism()
     with server(m, folder=tmp_path) as s:
         train(s, until=2)
-        answer_all(s, s.ask(USERS))
+        answer_all(s, s.begin_round(USERS))
         with monkeypatch.context() as patch:
             patch.setattr(WriteAheadLedger, "enter", crash)
             with pytest.raises(Crash):
-                s.finish()
+                s.finish_round()
     assert len(ledger(tmp_path)) == 2 * RECORD
     with server(m, folder=tmp_path) as s:
         assert s.position == 3
-        assert len(ledger(tmp_path)) == 3 * RECORD, "made good when the checkpoint was read"
+        assert len(ledger(tmp_path)) == 3 * RECORD, "entered when the checkpoint was read"
         train(s)
 
 
@@ -160,14 +160,12 @@ def test_an_older_checkpoint_is_refused(tmp_path):
         shutil.copy(tmp_path / "checkpoint", tmp_path / "backup")
         train(s, until=3)
     shutil.copy(tmp_path / "backup", tmp_path / "checkpoint")
-    with pytest.raises(
-        ReplayError, match=r"not the newest.*3 rounds were released, and it holds 2"
-    ):
+    with pytest.raises(ReplayError, match=r"not the newest.*3 rounds were released, and it has 2"):
         server(m, folder=tmp_path)
 
 
 def test_another_checkpoint_of_the_same_round_is_refused(tmp_path):
-    """Two copies of a folder went on by themselves; the checkpoint of one does not fit the ledger of the other."""
+    """Two copies of a folder resumed separately; their checkpoints and ledgers do not match."""
     m, other = mechanism(), tmp_path / "copy"
     folder = tmp_path / "folder"
     with server(m, folder=folder) as s:
@@ -175,8 +173,8 @@ def test_another_checkpoint_of_the_same_round_is_refused(tmp_path):
     shutil.copytree(folder, other)
     for place, seed in ((folder, 1), (other, 2)):
         with server(m, folder=place) as s:
-            answer_all(s, s.ask(USERS), seed=seed)
-            s.finish()
+            answer_all(s, s.begin_round(USERS), seed=seed)
+            s.finish_round()
     shutil.copy(other / "checkpoint", folder / "checkpoint")
     with pytest.raises(ReplayError, match="another sum"):
         server(m, folder=folder)
@@ -190,18 +188,18 @@ def test_a_lost_checkpoint_is_not_a_new_training(tmp_path):
     with server(m, folder=tmp_path) as s:  # nothing was released yet
         train(s, until=1)
     (tmp_path / "checkpoint").unlink()
-    with pytest.raises(ReplayError, match=r"1 round\(s\) were released.*gone"):
+    with pytest.raises(ReplayError, match=r"1 round\(s\) were released.*missing"):
         server(m, folder=tmp_path)
 
 
 def test_two_servers_do_not_share_a_folder(tmp_path):
     m = mechanism()
     s = server(m, folder=tmp_path)
-    with pytest.raises(StateError, match="another server is at work"):
+    with pytest.raises(StateError, match="another server uses this folder"):
         server(m, folder=tmp_path)
     s.close()
     with pytest.raises(RuntimeError, match="closed"):
-        s.ask(USERS)
+        s.begin_round(USERS)
     train(server(m, folder=tmp_path))
 
 
@@ -218,7 +216,7 @@ def test_another_training_is_refused(tmp_path):
         Server(m, MODEL | {"more": np.zeros(2)}, clients_per_round=4, folder=tmp_path)
     with pytest.raises(StateError, match="another key"):
         server(m, folder=tmp_path, key=ap.Key.insecure(0))
-    with pytest.raises(ValueError, match="key of its own"):
+    with pytest.raises(ValueError, match="its own key"):
         server(m, folder=tmp_path, key=ap.Key.generate())
     (tmp_path / "key").unlink()
     with pytest.raises(StateError, match="another key"):
@@ -258,15 +256,15 @@ import time
 s = server(mechanism(rounds=200, apart=2, count=100, name="dp-sgd"), folder=sys.argv[1])
 print("ready", s.position, flush=True)
 while s.remaining:
-    answer_all(s, s.ask(USERS), seed=int(time.time() * 1e6) % 2**31)  # other answers every time
-    model = s.finish()
+    answer_all(s, s.begin_round(USERS), seed=int(time.time() * 1e6) % 2**31)  # never the same
+    model = s.finish_round()
     print(s.position, model["weight"].tobytes().hex(), flush=True)
 """
 
 
 @pytest.mark.slow
 def test_kills_at_random_moments(tmp_path):
-    """SIGKILL while rounds fly by, twice. Of every round that anyone saw, there was one outcome."""
+    """SIGKILL between rounds, twice. Every round that anyone saw had one outcome."""
     rng, seen, kills = np.random.default_rng(1), {}, 0
     while True:
         process = subprocess.Popen(

@@ -1,6 +1,6 @@
-"""Federated training with user-level privacy: a server free of any framework, and `antiphase.federated.flower`."""
+"""Federated training with user-level privacy: a `Server`, and a strategy for Flower."""
 
-from antiphase.federated.roster import smallest_population
+from antiphase.federated.roster import min_population
 from antiphase.federated.server import Server, Verdict
 
-__all__ = ["Server", "Verdict", "smallest_population"]
+__all__ = ["Server", "Verdict", "min_population"]

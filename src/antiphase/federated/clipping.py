@@ -1,4 +1,4 @@
-"""What one user may add to a round: an update of the right shape, finite, and clipped."""
+"""Clipping of one user's update: of the model's shape, finite, and within the clip norm."""
 
 from __future__ import annotations
 
@@ -10,59 +10,65 @@ import numpy as np
 
 from antiphase._util.checks import Array
 
-A_LITTLE_LESS = (
-    1 - 1e-9
-)  # float64 norms are good to 1e-13: what is clipped so is never longer than the clip norm
-SQUARES_OVERFLOW = 1e150
+CLIP_MARGIN = 1 - 1e-9  # float64 norms are accurate to 1e-13, so no clipped norm is above the limit
+MAX_SQUARABLE = 1e150  # entries up to which squares do not overflow
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class MisshapenError(ValueError):
-    """An update has other tensors than the model, or none that are numbers."""
+class ShapeError(ValueError):
+    """An update has other tensors than the model, or tensors that are not numbers."""
 
 
 class NotFiniteError(ValueError):
     """An update has a NaN or an infinity."""
 
 
-def clipped(update: Any, shapes: Shapes, clip_norm: float) -> tuple[dict[str, Array], bool]:
-    """``update`` in float64, no longer than ``clip_norm``, and whether it had to be shortened for that.
+def clip(update: Any, shapes: Shapes, clip_norm: float) -> tuple[dict[str, Array], bool]:
+    """Clip an update to ``clip_norm``, over all tensors together.
 
-    Guarantee: the norm over all tensors together is at most ``clip_norm``, however large the numbers were; what is
-    not finite or has another shape is refused.   [G19]
+    Guarantee: the norm of the result is at most ``clip_norm``, however large the entries are.
+    Updates that are not finite or have another shape are refused.   [G19]
+
+    Args:
+        update: arrays by name.
+        shapes: the expected names and shapes.
+        clip_norm: the limit.
+
+    Returns:
+        The update in float64, and whether it was shortened.
+
+    Raises:
+        ShapeError: other names, other shapes, or no numbers.
+        NotFiniteError: a NaN or an infinity.
     """
-    arrays = _read(update, shapes)
+    arrays = _float64(update, shapes)
     # PRIVACY: 0 · NaN is NaN: what is not finite contributes nothing at all.   [G19]
     if not all(np.isfinite(a).all() for a in arrays.values()):
-        raise NotFiniteError("an update that is not finite")
-    peak = max(float(np.abs(a).max()) for a in arrays.values())
-    unit = peak if peak > SQUARES_OVERFLOW else 1.0
-    # PRIVACY: one norm for all tensors of a user together, since the sensitivity is that of the whole row.   [G19]
-    norm = unit * math.sqrt(
-        sum(float(np.dot(flat, flat)) for flat in (a.ravel() / unit for a in arrays.values()))
-    )
-    limit = clip_norm * A_LITTLE_LESS
+        raise NotFiniteError("the update is not finite")
+    largest = max(float(np.abs(a).max()) for a in arrays.values())
+    unit = largest if largest > MAX_SQUARABLE else 1.0
+    flat = (a.ravel() / unit for a in arrays.values())  # one copy at a time
+    # PRIVACY: one norm for all tensors of a user together, since the sensitivity is that of the
+    # whole row.   [G19]
+    norm = unit * math.sqrt(sum(float(np.dot(a, a)) for a in flat))
+    limit = clip_norm * CLIP_MARGIN
     if norm <= limit:
         return arrays, False
     return {name: array * (limit / norm) for name, array in arrays.items()}, True
 
 
-def _read(update: Any, shapes: Shapes) -> dict[str, Array]:
+def _float64(update: Any, shapes: Shapes) -> dict[str, Array]:
     if not isinstance(update, Mapping) or update.keys() != shapes.keys():
-        raise MisshapenError("an update has one array for each tensor of the model, and no other")
+        raise ShapeError("an update must have one array for each tensor of the model, and no other")
     arrays: dict[str, Array] = {}
     for name, shape in shapes.items():
         try:
-            given = np.asarray(update[name])
-            if given.dtype.kind not in "fiu" or given.shape != shape:
-                raise MisshapenError(
-                    f"{name}: {given.dtype} of shape {given.shape}, and not of {shape}"
-                )
-            with np.errstate(
-                over="ignore"
-            ):  # a longdouble may become an infinity, and is refused as one
-                arrays[name] = given.astype(np.float64)
+            array = np.asarray(update[name])
+            if array.dtype.kind not in "fiu" or array.shape != shape:
+                raise ShapeError(f"{name}: {array.dtype} of shape {array.shape}, not {shape}")
+            with np.errstate(over="ignore"):  # a longdouble may become infinite, and is refused
+                arrays[name] = array.astype(np.float64)
         except (TypeError, ValueError) as error:
-            raise MisshapenError(f"{name}: no array of numbers of shape {shape}") from error
+            raise ShapeError(f"{name}: not an array of numbers of shape {shape}") from error
     return arrays

@@ -1,4 +1,4 @@
-"""Who was asked to take part how often, and when: the separation that the sensitivity rests on."""
+"""Roster of users: how often and when each was selected, and who may be selected next."""
 
 from __future__ import annotations
 
@@ -13,75 +13,91 @@ from antiphase.participation import Participation
 
 
 class Roster:
-    """How often each user was asked, and when last: two numbers a user, however many rounds there are.
+    """Participations of each user: two numbers a user, however many rounds there are.
 
-    A user has taken part once asked, whether or not an answer comes. Otherwise who is asked later, in the place of
-    whom, would depend on what users answered, and zeroing one user's answers would change those of others.
+    A user has taken part once selected, whether or not an update arrives. Otherwise later
+    selections would depend on the updates of users, and zeroing one user's updates would change
+    who takes part.
 
     Guarantee: `choose` returns users who may take part, each once.   [G18]
+
+    Args:
+        participation: `once` or `min_separation`.
     """
 
     def __init__(self, participation: Participation) -> None:
         _require_any_order(participation)
-        self._count, self._apart = participation.max_participations, participation.separation
-        self._asked: dict[
-            str, tuple[int, int]
-        ] = {}  # how often, and in which round last: a queue, newest last
+        self._participation = participation
+        # User → (participations, last round), in the order of last rounds.
+        self._selected: dict[str, tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        """How many users have been asked at least once."""
-        return len(self._asked)
+        """Number of users that were ever selected."""
+        return len(self._selected)
 
     def __contains__(self, user: str) -> bool:
-        return user in self._asked
+        return user in self._selected
 
     def may_take_part(self, user: str, number: int) -> bool:
-        """Whether ``user`` may be asked in round ``number``, counted from 0."""
-        count, last = self._asked.get(user, (0, 0))
-        # PRIVACY: the sensitivity was computed for so many participations, so far apart, and no others.   [G18]
-        return not count or (count < self._count and number - last >= self._apart)
-
-    def choose(self, number: int, available: Iterable[str], wanted: int) -> list[str]:
-        """Up to ``wanted`` of the available users: those who may take part, the longest not asked first.
-
-        Those never asked come before all others, in the order given. With everybody there at all times no other
-        choice needs fewer users: see `smallest_population`.
-        """
-        there = dict.fromkeys(available)
-        queue = chain(
-            (u for u in there if u not in self._asked), (u for u in self._asked if u in there)
+        """Whether ``user`` may be selected in round ``number``, counted from 0."""
+        count, last = self._selected.get(user, (0, 0))
+        limits = self._participation
+        # PRIVACY: the sensitivity was computed for so many participations, so far apart, and no
+        # others.   [G18]
+        return not count or (
+            count < limits.max_participations and number - last >= limits.separation
         )
-        return list(islice((user for user in queue if self.may_take_part(user, number)), wanted))
+
+    def choose(self, number: int, available: Iterable[str], count: int) -> list[str]:
+        """Up to ``count`` of the available users that may take part in round ``number``.
+
+        New users come first, in the order given; then those that were selected longest ago. If all
+        users are always available, no other choice needs fewer users: see `min_population`.
+        """
+        candidates = dict.fromkeys(available)
+        queue = chain(
+            (user for user in candidates if user not in self._selected),
+            (user for user in self._selected if user in candidates),
+        )
+        return list(islice((user for user in queue if self.may_take_part(user, number)), count))
 
     def record(self, number: int, users: Iterable[str]) -> None:
-        """Write down that these were asked in round ``number``."""
+        """Record that these users were selected in round ``number``."""
         for user in users:
-            count, _ = self._asked.pop(user, (0, 0))
-            self._asked[user] = (count + 1, number)  # now the last in the queue
+            count, _ = self._selected.pop(user, (0, 0))
+            self._selected[user] = (count + 1, number)  # moves the user to the end
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint. Who was asked when is as private as the users are."""
+        """Content for a checkpoint. It is as private as the participation of users."""
         return {
-            "users": list(self._asked),
-            "count": np.array([count for count, _ in self._asked.values()], dtype=np.int32),
-            "last": np.array([last for _, last in self._asked.values()], dtype=np.int32),
+            "users": list(self._selected),
+            "count": np.array([count for count, _ in self._selected.values()], dtype=np.int32),
+            "last": np.array([last for _, last in self._selected.values()], dtype=np.int32),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
         users: Sequence[str] = state["users"]
         pairs = zip(state["count"].tolist(), state["last"].tolist(), strict=True)
-        self._asked = dict(zip(users, pairs, strict=True))
+        self._selected = dict(zip(users, pairs, strict=True))
 
 
-def smallest_population(participation: Participation, rounds: int, clients_per_round: int) -> int:
-    """How many users a plan needs at least, so that every round can have its clients; as many suffice, if always there.
+def min_population(participation: Participation, rounds: int, clients_per_round: int) -> int:
+    """Least number of users with which every round can have its clients.
 
-    No two of the rounds that lie closer together than the separation share a user, and nobody takes part more often
-    than planned. In a queue that users leave for a round and join again at its end, so many are enough.
+    Necessary: rounds that are closer together than the separation share no user, and nobody takes
+    part more often than planned. Sufficient if users are always available, in the order in which
+    `Roster` selects them.
 
-    >>> from antiphase import min_separation
-    >>> smallest_population(min_separation(4, apart=10), rounds=40, clients_per_round=100)
-    1000
+    Args:
+        participation: `once` or `min_separation`.
+        rounds: number of rounds.
+        clients_per_round: number of clients in each round.
+
+    Example:
+        >>> from antiphase import min_separation
+        >>> min_population(min_separation(4, apart=10), rounds=40, clients_per_round=100)
+        1000
     """
     rounds = check.whole_number("rounds", rounds)
     clients = check.whole_number("clients_per_round", clients_per_round)
@@ -93,10 +109,10 @@ def smallest_population(participation: Participation, rounds: int, clients_per_r
 
 
 def _require_any_order(participation: Participation) -> None:
-    """Raise ValueError if a user's rounds would follow from the first of them."""
+    """Raise ValueError if a user's first round determines all others."""
     check.instance("participation", participation, Participation)
     if participation.fixed_order and participation.max_participations > 1:
         raise ValueError(
-            f"participation = {participation.describe()}: users take part when they are available, not in a fixed "
-            "order; design for once() or min_separation(count, apart)"
+            f"participation = {participation.describe()}: users take part when they are available, "
+            "not in a fixed order; design for once() or min_separation(count, apart)"
         )
