@@ -1,5 +1,6 @@
-"""Running the command line: in this process, as `antiphase` would, or in one of its own."""
+"""Run commands, in this process or in one of their own."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,18 +17,30 @@ ANTIPHASE = [sys.executable, "-m", "antiphase.cli"]
 
 @dataclass
 class Done:
+    """Exit code, standard output and standard error of a command."""
+
     code: int
     out: str
     err: str
 
 
+def strict_json(text):
+    """Parse JSON that follows the standard: no NaN, no Infinity, nothing around it."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """``run("design", "dp-mf", …)`` in an empty folder: exit code, standard output and standard error."""
+    """Run ``run("design dp-mf", "--steps 8")`` in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def go(*words):
-        monkeypatch.setattr(sys, "argv", ["antiphase", *map(str, words)])
+        arguments = " ".join(map(str, words)).split()
+        monkeypatch.setattr(sys, "argv", ["antiphase", *arguments])
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
             cli.main()
@@ -39,7 +52,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def refused(run, tmp_path):
-    """As ``run``, for what must end in one line on standard error and leave no file behind."""
+    """Run a command that must end with a one-line error and leave no file behind."""
 
     def go(*words, code):
         before = sorted(tmp_path.rglob("*"))
@@ -70,13 +83,13 @@ def plans(tmp_path_factory):
 
 @pytest.fixture
 def plan(plans, tmp_path):
-    """The same, in the folder where commands run."""
+    """Copy `plans` into the folder where commands run."""
     shutil.copytree(plans, tmp_path, dirs_exist_ok=True)
     return "plan.antiphase"
 
 
 def process(*words, cwd, check=True, **environment):
-    """A command in a process of its own, on one thread."""
+    """Run a command in a process of its own, on one thread."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     done = subprocess.run(
         [*ANTIPHASE, *words],
@@ -93,7 +106,7 @@ def process(*words, cwd, check=True, **environment):
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
-    """Consoles that write where pytest listens, without an edge."""
+    """Replace the consoles by wide ones that write where pytest captures."""
     from rich.console import Console
 
     for name in ("out", "err"):

@@ -159,7 +159,7 @@ LINES = [
          BALLS + "test_above_is_on_the_safe_side_to_the_last_digit"),
     Line("accounting/balls_in_bins.py", "if (gram < 0).any():", "if (gram < 0).all():", BALLS + "test_bad_input_is_named"),
     Line("cli/train.py", "(one.mu * math.sqrt(count))", "one.mu",
-         "tests/cli/test_output.py::test_all_trials_together_cost_more_than_one[dp-mf]"),
+         "tests/cli/test_train.py::test_all_trials_together_cost_more_than_one[dp-mf]"),
     Line("mechanism.py", "if not 1e-30 < self.noise_scale < 1e30:", "if not 1e-30 < self.clip_norm < 1e30:",
          MECHANISM + "test_bad_input_is_named"),
     Line("statement.py", "create_decimal(value)", "create_decimal(format(value, '.6g'))",

@@ -1,0 +1,36 @@
+"""``antiphase recommend``: from a spectrum in a file to a command that can be typed."""
+
+import shlex
+
+import pytest
+
+from tests.cli.conftest import strict_json
+
+
+@pytest.mark.slow
+def test_a_spectrum_gives_a_mechanism_its_gains_and_learning_rates(run, tmp_path):
+    (tmp_path / "list.json").write_text("[0.01, 0.1, 1.0]")
+    (tmp_path / "both.json").write_text('{"values": [0.01, 0.1, 1.0], "weights": [100, 10, 1]}')
+    words = "recommend --steps 32 --lr 0.5 --epsilon 1 --delta 1e-5 --spectrum"
+    for name in ("list.json", "both.json"):
+        found = strict_json(run(words, name, "--batch-size 64 --initial-gap 2.3 --json").out)
+        mechanisms = [gain["over"].split(",")[0] for gain in found["gains"]]
+        assert mechanisms == ["DP-SGD", "DP-MF", "DP-MF⁺"]
+        assert found["noise"]["DP-SGD"] == 1
+        assert 0 < found["learning_rates"]["low"] <= found["learning_rates"]["high"]
+    done = run(words, "both.json")
+    text = " ".join(done.out.split())
+    assert "111 directions, curvatures up to 1" in text
+    assert "no private data were used" in text
+    typed = shlex.split(done.out.split("To use it: antiphase ")[1])
+    assert run(*typed).code == 0
+
+
+def test_an_unusable_spectrum_is_an_error(run, tmp_path):
+    (tmp_path / "good.json").write_text("[0.01, 0.1, 1.0]")
+    (tmp_path / "bad.json").write_text("{}")
+    words = "recommend --steps 32 --lr 0.5 --epsilon 1 --delta 1e-5 --spectrum"
+    for options, message in (("bad.json", "bad.json must have"), ("good.json --lr 9", "diverges")):
+        done = run(words, options)
+        assert (done.code, done.out) == (2, "")
+        assert message in done.err
