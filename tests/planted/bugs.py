@@ -167,7 +167,7 @@ BUGS = [
         "torch/plan.py", "math.sqrt(sum(norm * norm for norm in max_grad_norm))", "max(max_grad_norm)",
         ENGINE + "test_per_layer_clipping_has_the_norm_of_all_its_norms"),
     Bug(16, "layers that mix examples get through", "models with a mean over the batch",
-        "torch/example_mixing.py", "if moved > 0:", "if False:", ENGINE + "test_layers_that_mix_examples_are_refused"),
+        "torch/example_mixing.py", "if influence is not None and influence > 0:", "if False:", ENGINE + "test_layers_that_mix_examples_are_refused"),
     Bug(17, "the inner optimizer steps without noise", "loops that keep the old optimizer",
         "torch/private_optimizer.py", "if not self._open:", "if False:",
         ENGINE + "test_the_inner_optimizer_does_not_step_alone[hooks]"),

@@ -406,11 +406,11 @@ LINES = [
 
 # Lightning and transformers are not in every environment: `make test-integrations` has these.
 EXTRAS = [
-    Line("torch/huggingface.py", "(loss := losses.mean()).backward()",
-         '(loss := losses.sum() / (inputs["labels"] != IGNORED).sum()).backward()',
+    Line("torch/huggingface.py", "loss = losses.mean()",
+         'loss = losses.sum() / (inputs["labels"] != IGNORED_LABEL).sum()',
          INTEGRATIONS + "TestHuggingFace::"
          "test_language_models_have_a_mean_of_examples_not_of_tokens[100.0]"),
-    Line("torch/lightning.py", "elif self._kept is None:", "elif False:",
+    Line("torch/lightning.py", "elif self._resumed_state is None:", "elif False:",
          INTEGRATIONS + "TestLightning::"
          "test_a_checkpoint_without_the_place_in_the_noise_is_refused"),
 ]  # fmt: skip

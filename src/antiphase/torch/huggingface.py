@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from torch.utils.data import DataLoader, RandomSampler
 from antiphase.torch.privacy_engine import PrivacyEngine
 
 MISSING = "PrivateTrainer needs transformers and accelerate: pip install 'antiphase[huggingface]'"
-IGNORED = -100  # the label of a token that has none
-LOADER = (
+IGNORED_LABEL = -100  # of a token that has none
+LOADER_OPTIONS = (
     "collate_fn",
     "num_workers",
     "pin_memory",
@@ -35,140 +36,172 @@ except ImportError:
 class PrivateTrainer(_Trainer):
     """``transformers.Trainer`` that trains privately.
 
-    ``engine`` has the mechanism, its options and the key; ``privacy`` are the arguments of its ``make_private`` or
-    ``make_private_with_epsilon``: ``max_grad_norm``, and ``noise_multiplier`` or ``target_epsilon`` and
-    ``target_delta``. Steps, accumulation, optimizer and schedule are those of the ``TrainingArguments``, in which
+    Steps, accumulation, optimizer and schedule are those of the ``TrainingArguments``, with
     ``max_grad_norm=0``: that one would clip whole batches.
 
-    Training has a loss of its own, the plain mean over the examples of `example_losses`. The Trainer's is a mean over
-    all tokens, in which the length of one example scales the gradients of all others, past any clipping.
+    Training has a loss of its own, the mean over the examples of `example_losses`. The Trainer's is
+    a mean over all tokens, in which the length of one example scales the gradients of all others,
+    past any clipping.
 
-    Guarantee: the optimizer steps on the clipped sum plus noise, of batches that the ledger has seen, or not at all.
-    The ``loss`` and ``grad_norm`` that the Trainer logs are those of the data, and no part of the release.   [G14, G16]
+    Guarantee: the optimizer steps on the clipped sum plus noise, of batches that the ledger has
+    seen, or not at all. The ``loss`` and ``grad_norm`` that the Trainer logs are those of the data,
+    and not private.   [G14, G16]
+
+    Args:
+        args: positional arguments of the Trainer.
+        privacy: arguments of `PrivacyEngine.make_private` or ``make_private_with_epsilon``:
+            ``max_grad_norm``, and ``noise_multiplier`` or ``target_epsilon`` and ``target_delta``.
+        engine: has the mechanism, its options and the key; default: ``PrivacyEngine()``.
+        options: keyword arguments of the Trainer.
+
+    Raises:
+        ImportError: if transformers or accelerate is not installed.
+        ValueError: if an argument of the Trainer is not supported.
     """
 
     def __init__(
-        self, *args: Any, privacy: dict[str, Any], engine: PrivacyEngine | None = None, **more: Any
+        self,
+        *args: Any,
+        privacy: dict[str, Any],
+        engine: PrivacyEngine | None = None,
+        **options: Any,
     ) -> None:
         if _Trainer is object:
             raise ImportError(MISSING)
-        super().__init__(*args, **more)
+        super().__init__(*args, **options)
         self.engine = PrivacyEngine() if engine is None else engine
-        self._privacy, self._size = privacy, 0
+        self._privacy = privacy
+        self._examples = 0  # in the forward pass under way
         self.private_optimizer: Any = None
-        self._undo: list[Any] = []  # what to call after training
-        self._refuse()
+        self._cleanup: list[Callable[[], Any]] = []  # called after training
+        self._refuse_unsupported()
 
     def example_losses(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
-        """The loss of each example, from that example alone. Override it for labels that are not classes.
+        """The loss of each example, from that example alone.
 
-        Here the cross-entropy of its label, or the mean over its own tokens; for causal language models, of the next.
+        The cross-entropy of its label, or the mean over its own tokens; for causal language models,
+        of the next token. Override it for labels that are not classes.
+
+        Args:
+            model: the model.
+            inputs: a batch.
+
+        Raises:
+            ValueError: if labels are not classes.
         """
         labels = inputs["labels"]
         if labels.is_floating_point():
             raise ValueError("labels are not classes: override PrivateTrainer.example_losses")
-        logits = model(**{name: value for name, value in inputs.items() if name != "labels"})[
-            "logits"
-        ]
-        if (
-            type(getattr(self.model, "get_base_model", lambda: self.model)()).__name__
-            in _causal.values()
-        ):
+        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
+        logits = outputs["logits"]
+        base_model = getattr(self.model, "get_base_model", lambda: self.model)()
+        if type(base_model).__name__ in _causal.values():
             logits, labels = logits[:, :-1], labels[:, 1:]
-        each = F.cross_entropy(
-            logits.movedim(-1, 1).float(), labels, reduction="none", ignore_index=IGNORED
+        losses = F.cross_entropy(
+            logits.movedim(-1, 1).float(), labels, reduction="none", ignore_index=IGNORED_LABEL
         )
-        counted = (labels != IGNORED).reshape(len(labels), -1).sum(dim=1).clamp(min=1)
-        return each.reshape(len(labels), -1).sum(dim=1) / counted
+        tokens = (labels != IGNORED_LABEL).reshape(len(labels), -1).sum(dim=1).clamp(min=1)
+        return losses.reshape(len(labels), -1).sum(dim=1) / tokens
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
-        """The Trainer's, once: a second training is a second release, with an engine of its own."""
+        """Train once; a second training is a second release, and needs an engine of its own."""
         if resume_from_checkpoint:
             raise ValueError(
-                "resume_from_checkpoint: it has neither the ledger nor the place in the noise"
+                "resume_from_checkpoint: it has neither the ledger nor the position in the noise"
             )
-        if self.private_optimizer is not None and not self._undo:
+        if self.private_optimizer is not None and not self._cleanup:
             raise ValueError(
                 "this trainer has trained. A second training on the same data is a second release"
             )
         try:
             return super().train(None, *args, **options)
         finally:
-            while self._undo:
-                self._undo.pop()()
+            while self._cleanup:
+                self._cleanup.pop()()
 
     def get_train_dataloader(self) -> Any:
-        """The recorded loader; optimizer and schedule are made with it, since a plan needs all three."""
+        """The recorded loader; optimizer and schedule are made with it, as a plan needs all."""
         if self.private_optimizer is None:
             self._make_private(self._plain_loader())
         return self._loader
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Gradients of single examples. All but the last batch of an accumulation are clipped and summed at once."""
-        self.private_optimizer.zero_grad()  # the Trainer clears the model's gradients, not those of the examples
+        """Compute gradients of single examples; clip and sum those of an accumulation at once."""
+        # The Trainer clears the model's gradients, not those of the examples.
+        self.private_optimizer.zero_grad()
         model.train()
         inputs = self._prepare_inputs(inputs)
-        self._size = len(next(iter(inputs.values())))
+        self._examples = len(next(iter(inputs.values())))
         with self.compute_loss_context_manager():
             losses = self.example_losses(model, inputs)
-        if losses.shape != (self._size,):
+        if losses.shape != (self._examples,):
             raise ValueError(
-                f"example_losses has shape {tuple(losses.shape)}, for {self._size} examples"
+                f"example_losses has shape {tuple(losses.shape)}, for {self._examples} examples"
             )
-        # PRIVACY: not scaled by tokens or accumulation; Opacus multiplies by the number of examples.   [G16]
-        (loss := losses.mean()).backward()
-        self._size = 0
+        # PRIVACY: not scaled by tokens or accumulation, which would depend on other examples.   [G16]
+        loss = losses.mean()
+        loss.backward()
+        self._examples = 0
         if not self.accelerator.sync_gradients:
             self.private_optimizer.signal_skip_step(do_skip=True)
             self.private_optimizer.step()
         return loss.detach() / self.current_gradient_accumulation_steps
 
-    def _refuse(self) -> None:
+    def _refuse_unsupported(self) -> None:
         args = self.args
-        reasons = {
-            f"TrainingArguments(max_grad_norm={args.max_grad_norm}): it clips whole batches; examples are clipped to "
-            "privacy['max_grad_norm']. Say TrainingArguments(max_grad_norm=0)": bool(
-                args.max_grad_norm
+        refusals = [
+            (
+                args.max_grad_norm,
+                f"TrainingArguments(max_grad_norm={args.max_grad_norm}): it clips whole batches; "
+                "examples are clipped to privacy['max_grad_norm']. Say "
+                "TrainingArguments(max_grad_norm=0)",
             ),
-            "several devices: gradients would be summed before they are clipped": max(
-                args.world_size, args.n_gpu
-            )
-            > 1,
-            "fp16: a scaled loss would be clipped before it is scaled back. Use bf16, or neither": args.fp16,
-            "gradient_checkpointing: layers run twice, and Opacus would count them twice": args.gradient_checkpointing,
-            "auto_find_batch_size: the plan is for one": args.auto_find_batch_size,
-            "model_init: a plan is for one model": self.model_init is not None,
-            "compute_loss_func, label_smoothing_factor: training has a loss of its own; override "
-            "example_losses": self.compute_loss_func is not None or self.label_smoother is not None,
-        }
-        for reason in (reason for reason, true in reasons.items() if true):
-            raise ValueError(reason)
+            (
+                max(args.world_size, args.n_gpu) > 1,
+                "several devices: gradients would be summed before they are clipped",
+            ),
+            (
+                args.fp16,
+                "fp16: a scaled loss would be clipped before it is scaled back. Use bf16, or "
+                "neither",
+            ),
+            (
+                args.gradient_checkpointing,
+                "gradient_checkpointing: layers run twice, and Opacus would count them twice",
+            ),
+            (args.auto_find_batch_size, "auto_find_batch_size: the plan is for one"),
+            (self.model_init is not None, "model_init: a plan is for one model"),
+            (
+                self.compute_loss_func is not None or self.label_smoother is not None,
+                "compute_loss_func, label_smoothing_factor: training has a loss of its own; "
+                "override example_losses",
+            ),
+        ]
+        for unsupported, reason in refusals:
+            if unsupported:
+                raise ValueError(reason)
 
     def _plain_loader(self) -> DataLoader[Any]:
         """The Trainer's loader without accelerate's, which hides the sampler and reads ahead."""
-        made, args = super().get_train_dataloader(), self.args
-        options, sampler = (
-            {name: getattr(made, name) for name in LOADER},
-            made.batch_sampler.sampler,
-        )
+        loader, args = super().get_train_dataloader(), self.args
+        sampler = loader.batch_sampler.sampler
         if isinstance(sampler, RandomSampler):
-            generator = torch.Generator().manual_seed(
-                args.seed if args.data_seed is None else args.data_seed
-            )
-            sampler = RandomSampler(made.dataset, generator=generator)
+            seed = args.seed if args.data_seed is None else args.data_seed
+            generator = torch.Generator().manual_seed(seed)
+            sampler = RandomSampler(loader.dataset, generator=generator)
+        options = {name: getattr(loader, name) for name in LOADER_OPTIONS}
         options["drop_last"] = args.dataloader_drop_last
-        return DataLoader(made.dataset, self._train_batch_size, sampler=sampler, **options)
+        return DataLoader(loader.dataset, self._train_batch_size, sampler=sampler, **options)
 
     def _make_private(self, loader: DataLoader[Any]) -> None:
         steps = self.set_initial_training_values(self.args, loader)[-1]
-        scheduler = self.create_scheduler(steps, optimizer := self.create_optimizer())
+        optimizer = self.create_optimizer()
+        scheduler = self.create_scheduler(steps, optimizer)
         self._created_lr_scheduler = False  # or the Trainer would make another, of the same rates
-        make = (
-            self.engine.make_private_with_epsilon
-            if "target_epsilon" in self._privacy
-            else self.engine.make_private
-        )
-        hooks, self.private_optimizer, self._loader = make(
+        make_private: Any = self.engine.make_private
+        if "target_epsilon" in self._privacy:
+            make_private = self.engine.make_private_with_epsilon
+        hooks, self.private_optimizer, self._loader = make_private(
             module=self.model,
             optimizer=optimizer,
             data_loader=loader,
@@ -181,15 +214,14 @@ class PrivateTrainer(_Trainer):
         )
         self.optimizer = self.private_optimizer
         embeddings = [m for m in self.model.modules() if isinstance(m, nn.Embedding)]
-        self._undo = [
+        self._cleanup = [
             hooks.cleanup,
-            *(m.register_forward_pre_hook(self._for_each).remove for m in embeddings),
+            *(m.register_forward_pre_hook(self._expand_shared).remove for m in embeddings),
         ]
 
-    def _for_each(self, _: nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
-        """Positions that a model looks up once for all examples, once for each: else none has a gradient of its own."""
-        return (
-            (args[0].expand(self._size, *args[0].shape[1:]),)
-            if self._size > 1 and len(args[0]) == 1
-            else None
-        )
+    def _expand_shared(self, _: nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
+        """Look up positions that a model shares once for each example, for gradients of each."""
+        indices = args[0]
+        if self._examples > 1 and len(indices) == 1:
+            return (indices.expand(self._examples, *indices.shape[1:]),)
+        return None
