@@ -19,7 +19,7 @@ import antiphase as ap
 from antiphase._util import locks
 from antiphase.errors import KeyFileError, ReplayError, StateError
 from antiphase.ledger import write_ahead as ledgers
-from antiphase.ledger.write_ahead import RECORD, WriteAheadLedger
+from antiphase.ledger.write_ahead import RECORD_SIZE, WriteAheadLedger
 from tests.federated.setting import mechanism as federated_mechanism
 from tests.federated.setting import server, train
 
@@ -209,7 +209,7 @@ def test_a_ledger_that_was_deleted_is_not_made_anew(key, tmp_path):
     path = tmp_path / f"key.{run}.0.ledger"
     kept = path.read_bytes()
     path.unlink()
-    assert WriteAheadLedger.lost_in(key, run)
+    assert WriteAheadLedger.has_missing_file(key, run)
     for loaded in (key, ap.Key.load(tmp_path / "key")):
         with pytest.raises(
             ReplayError, match=r"ledger of this run is missing.*Nothing was released"
@@ -273,14 +273,14 @@ def test_a_ledger_is_its_owners_alone(key, tmp_path, mode):
 
 def test_a_file_that_is_no_ledger_is_refused_unread(key, tmp_path, monkeypatch):
     """Row 40: more records than any run has steps."""
-    monkeypatch.setattr(ledgers, "MOST", 4)
+    monkeypatch.setattr(ledgers, "MAX_STEPS", 4)
     run = key.start_run("m")
     path = tmp_path / f"key.{run}.0.ledger"
-    path.write_bytes(bytes(4 * RECORD))
+    path.write_bytes(bytes(4 * RECORD_SIZE))
     path.chmod(0o600)
     ledger = WriteAheadLedger(key, run)
     assert len(ledger) == 4
-    path.write_bytes(bytes(4 * RECORD + 1))
+    path.write_bytes(bytes(4 * RECORD_SIZE + 1))
     for attempt in (lambda: WriteAheadLedger(key, run), lambda: ledger.record(0, sums(1.0))):
         with pytest.raises(ReplayError, match="more than a ledger of 4 steps has"):
             attempt()
@@ -339,8 +339,8 @@ def test_without_flock_processes_take_turns_by_a_lock_file(key, tmp_path, monkey
         "path, run, me, steps = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])\n"
         "import numpy as np\n"
         "ledger, won = WriteAheadLedger(ap.Key.load(path), run), ''\n"
-        "write = ledger._write\n"
-        "ledger._write = lambda mark: time.sleep(0.01) or write(mark)\n"
+        "write = ledger._append\n"
+        "ledger._append = lambda mark: time.sleep(0.01) or write(mark)\n"
         "for step in range(steps):\n"
         "    try:\n"
         "        ledger.record(step, [memoryview(np.array([me], np.float32)).cast('B')])\n"
@@ -363,7 +363,7 @@ def test_without_flock_processes_take_turns_by_a_lock_file(key, tmp_path, monkey
     )
     assert won.shape == (processes, steps)
     assert (won.sum(axis=0) == 1).all()
-    assert (tmp_path / f"key.{run}.0.ledger").stat().st_size == steps * RECORD
+    assert (tmp_path / f"key.{run}.0.ledger").stat().st_size == steps * RECORD_SIZE
     assert not list(tmp_path.glob("*.lock"))
 
 
@@ -393,7 +393,7 @@ def test_without_flock_every_record_is_written_out(key, monkeypatch, has_locks):
     if not has_locks:
         monkeypatch.setattr(fcntl, "flock", no_locks())
     ledger.record(0, sums(1.0))
-    assert synced == ([] if has_locks else [RECORD])
+    assert synced == ([] if has_locks else [RECORD_SIZE])
 
 
 def test_a_lock_file_that_disappears_stops_the_run(key, tmp_path, monkeypatch):
@@ -402,8 +402,8 @@ def test_a_lock_file_that_disappears_stops_the_run(key, tmp_path, monkeypatch):
     ledger = WriteAheadLedger(key, run)
     monkeypatch.setattr(fcntl, "flock", no_locks())
     lock = locks.lock_path(tmp_path / f"key.{run}.0.ledger")
-    write = ledger._write
-    ledger._write = lambda mark: (lock.unlink(), write(mark))
+    write = ledger._append
+    ledger._append = lambda mark: (lock.unlink(), write(mark))
     with pytest.raises(ReplayError, match=r"lock file was deleted.*Nothing was released"):
         ledger.record(0, sums(1.0))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import antiphase as ap
-from antiphase.ledger.write_ahead import RECORD
+from antiphase.ledger.write_ahead import RECORD_SIZE
 from tests.forked_script import Script
 
 WORKER = Path(__file__).with_name("digits_worker.py")
@@ -70,7 +70,7 @@ def kill_and_resume(tmp_path, kills, seed):
 
 def check(results, ledgers):
     assert results[0] == results[1], "weights bit for bit, and the same ε"
-    assert len(ledgers[0]) == 72 * RECORD
+    assert len(ledgers[0]) == 72 * RECORD_SIZE
     assert ledgers[0] == ledgers[1], "each step once, and the same step"
     assert results[0]["epsilon"] <= 8.0
     assert results[0]["spent"] == results[0]["epsilon"]

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import antiphase as ap
-from antiphase.ledger.write_ahead import RECORD
+from antiphase.ledger.write_ahead import RECORD_SIZE
 from tests.adversarial import test_kills as kills
 
 
@@ -18,7 +18,7 @@ from tests.adversarial import test_kills as kills
 def test_twenty_kills(shown, tmp_path):
     results, ledgers = kills.kill_and_resume(tmp_path, 20, seed=20)
     same = "bit-identical" if results[0]["weights"] == results[1]["weights"] else "DIFFERENT"
-    steps = [len(ledger) // RECORD for ledger in ledgers]
+    steps = [len(ledger) // RECORD_SIZE for ledger in ledgers]
     shown(
         "20 SIGKILLs at random moments of a run on digits",
         f"weights {same}, ε {results[0]['epsilon']:.6f} and {results[1]['epsilon']:.6f}, "

@@ -14,7 +14,7 @@ import antiphase as ap
 from antiphase._util import files
 from antiphase.errors import FileFormatError
 from antiphase.federated import Server, Verdict
-from antiphase.ledger.write_ahead import RECORD
+from antiphase.ledger.write_ahead import RECORD_SIZE
 from tests.federated import setting
 
 pytestmark = [pytest.mark.issue(10), pytest.mark.slow]
@@ -164,7 +164,7 @@ def test_a_deployment_that_is_killed_goes_on(shown, tmp_path):
             return 0
         mark = hashlib.sha256(content["model"]["weight"].tobytes()).hexdigest()
         outcomes.setdefault(content["position"], set()).add(mark)
-        return sum(path.stat().st_size // RECORD for path in state.glob("key.*.ledger"))
+        return sum(path.stat().st_size // RECORD_SIZE for path in state.glob("key.*.ledger"))
 
     def busy(node):
         log = deployment.log(f"node{node}")
@@ -209,7 +209,7 @@ def test_a_deployment_that_is_killed_goes_on(shown, tmp_path):
             lambda: released() >= rounds, 600, "does not go on after the server was killed"
         )
     ledger = next(state.glob("key.*.ledger")).read_bytes()
-    marks = [ledger[i : i + RECORD] for i in range(0, len(ledger), RECORD)]
+    marks = [ledger[i : i + RECORD_SIZE] for i in range(0, len(ledger), RECORD_SIZE)]
     participation = ap.min_separation(rounds, 1)
     f = ap.design(
         "dp-mf+", workload=ap.Workload.sgd(rounds, momentum=0.9), participation=participation

@@ -15,7 +15,7 @@ import antiphase as ap
 from antiphase.errors import FileFormatError, ReplayError, StateError
 from antiphase.federated import Server
 from antiphase.federated.storage import TrainingFolder
-from antiphase.ledger.write_ahead import RECORD, WriteAheadLedger
+from antiphase.ledger.write_ahead import RECORD_SIZE, WriteAheadLedger
 from tests.federated.setting import MODEL, USERS, answer_all, mechanism, server, train
 
 
@@ -48,7 +48,7 @@ def test_a_training_resumes_where_it_was(tmp_path):
             counts = s.counts
     assert all((s.model[name] == whole[name]).all() for name in whole)
     assert ledger(first) == ledger(second)
-    assert len(ledger(first)) == 6 * RECORD
+    assert len(ledger(first)) == 6 * RECORD_SIZE
     with server(m, folder=second) as s:
         assert s.remaining == 0
         assert s.counts == counts
@@ -129,12 +129,12 @@ def test_a_server_killed_before_the_commit_has_released_nothing(tmp_path, monkey
             s.finish_round()
         with pytest.raises(RuntimeError, match="interrupted"):
             s.begin_round(USERS)
-    assert len(ledger(tmp_path)) == 2 * RECORD
+    assert len(ledger(tmp_path)) == 2 * RECORD_SIZE
     with server(m, folder=tmp_path) as s:
         assert s.position == 2
         answer_all(s, s.begin_round(USERS), seed=2)
         s.finish_round()
-        assert len(ledger(tmp_path)) == 3 * RECORD
+        assert len(ledger(tmp_path)) == 3 * RECORD_SIZE
 
 
 def test_a_server_killed_after_the_commit_resumes_after_it(tmp_path, monkeypatch):
@@ -146,10 +146,10 @@ def test_a_server_killed_after_the_commit_resumes_after_it(tmp_path, monkeypatch
             patch.setattr(WriteAheadLedger, "enter", crash)
             with pytest.raises(Crash):
                 s.finish_round()
-    assert len(ledger(tmp_path)) == 2 * RECORD
+    assert len(ledger(tmp_path)) == 2 * RECORD_SIZE
     with server(m, folder=tmp_path) as s:
         assert s.position == 3
-        assert len(ledger(tmp_path)) == 3 * RECORD, "entered when the checkpoint was read"
+        assert len(ledger(tmp_path)) == 3 * RECORD_SIZE, "entered when the checkpoint was read"
         train(s)
 
 
@@ -286,5 +286,13 @@ def test_kills_at_random_moments(tmp_path):
             break
     assert kills == 2
     assert sorted(seen) == list(range(min(seen), 201))
-    assert len(ledger(tmp_path)) == 200 * RECORD
-    assert len(set(ledger(tmp_path)[i : i + RECORD] for i in range(0, 200 * RECORD, RECORD))) == 200
+    assert len(ledger(tmp_path)) == 200 * RECORD_SIZE
+    assert (
+        len(
+            set(
+                ledger(tmp_path)[i : i + RECORD_SIZE]
+                for i in range(0, 200 * RECORD_SIZE, RECORD_SIZE)
+            )
+        )
+        == 200
+    )

@@ -33,7 +33,7 @@ AMPLIFICATION = (
 )
 KEY = (
     "tests/noise/test_key.py",
-    "tests/ledger/test_ledger.py",
+    "tests/ledger/test_write_ahead.py",
     "tests/torch/test_earlier_runs.py",
     "tests/adversarial/test_engine_settings.py",
     "tests/adversarial/test_keys_and_ledgers.py",
@@ -58,9 +58,9 @@ TESTS = {
     "auditing/many_trials.py": ("tests/auditing/test_many_trials.py", *ALL),
     "auditing/one_run.py": ("tests/auditing/test_one_run.py", *ALL),
     "auditing/result.py": ("tests/auditing/test_result.py", *ALL),
-    "ledger/participation.py": ("tests/ledger/test_ledger.py", *ALL),
+    "ledger/participation.py": ("tests/ledger/test_participation.py", *ALL),
     "ledger/write_ahead.py": (
-        "tests/ledger/test_ledger.py",
+        "tests/ledger/test_write_ahead.py",
         "tests/adversarial/test_keys_and_ledgers.py",
         *ALL,
     ),

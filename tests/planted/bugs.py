@@ -22,7 +22,7 @@ RECURRENT = "tests/solvers/test_single_participation.py::"
 STREAM, KEY, LEDGER = (
     "tests/noise/test_stream.py::",
     "tests/noise/test_key.py::",
-    "tests/ledger/test_ledger.py::",
+    "tests/ledger/test_write_ahead.py::",
 )
 SETTINGS, SAMPLING = (
     "tests/adversarial/test_engine_settings.py::",
@@ -111,10 +111,10 @@ BUGS = [
         "            self.begin()\n        if False:\n", ENGINE + "test_past_the_plan_nothing_moves"),
     Bug(8, "a record takes part once too often", "no library keeps a ledger",
         "ledger/participation.py", "(count >= plan.max_participations).any()", "(count > plan.max_participations).any()",
-        LEDGER + "test_10000_schedules_against_an_oracle"),
+        "tests/ledger/test_participation.py::test_10000_schedules_against_an_oracle"),
     Bug(8, "a record comes back too soon", "",
         "ledger/participation.py", "step - when < plan.separation", "step - when < plan.separation - 1",
-        LEDGER + "test_10000_schedules_against_an_oracle"),
+        "tests/ledger/test_participation.py::test_10000_schedules_against_an_oracle"),
     Bug(8, "batches in another order every epoch", "loaders that shuffle, under a plan of fixed epochs",
         "ledger/participation.py", "(when != self._position(step)).any()", "False",
         ENGINE + "test_a_sampler_that_reshuffles_is_noticed_and_told_what_to_do"),
@@ -219,9 +219,9 @@ BUGS = [
         '+= int((~mask).sum())\n            __import__("logging").warning("%d", self.bad_examples)\n\n',
         "tests/adversarial/test_replay.py::test_a_few_neighbours[hooks]"),
     Bug(5, "another process has gone on from the same checkpoint", "ours: ledgers were read when a run began, once",
-        "ledger/write_ahead.py", "more = self._size() - RECORD * len(self._records)",
+        "ledger/write_ahead.py", "more = self._size() - RECORD_SIZE * len(self._records)",
         "more = 0 if self._records else self._size()",
-        LEDGER + "test_two_processes_that_go_on_release_a_row_once"),
+        LEDGER + "test_two_processes_that_resume_release_a_row_once"),
     Bug(28, "norms of tokens that cancel come out too small", "ghost clipping: Linear on sequences, up to 3,882 C",
         "torch/gradient_terms.py", " + GRAM_ERROR * size * size", "",
         TERMS + "test_norms_of_products_are_upper_bounds_where_tokens_cancel[8]"),

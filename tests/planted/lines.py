@@ -25,7 +25,7 @@ KEY, STREAM, NORMALS = (
 )
 ACCOUNTING, LEDGER, SENSITIVITY = (
     "tests/accounting/test_gaussian.py::",
-    "tests/ledger/test_ledger.py::",
+    "tests/ledger/test_write_ahead.py::",
     "tests/test_sensitivity.py::",
 )
 AMPLIFICATION, BALLS, MECHANISM = (
@@ -66,8 +66,8 @@ LINES = [
     Line("ledger/write_ahead.py", "if self._file is not None and self._file.write(records) != len(records):",
          "if self._file is not None and self._file.write(records) is None:",
          LEDGER + "test_what_is_not_on_the_disk_was_not_recorded"),
-    Line("ledger/write_ahead.py", "if found is None or (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):",
-         "if found is None:", KEYS + "test_a_ledger_that_is_taken_away_in_use_stops_the_run[replaced by a copy]"),
+    Line("ledger/write_ahead.py", "if current is None or (current.st_dev, current.st_ino) != (held.st_dev, held.st_ino):",
+         "if current is None:", KEYS + "test_a_ledger_that_is_taken_away_in_use_stops_the_run[replaced by a copy]"),
     Line("_util/locks.py", "if lock.exists() and not _disappears(lock, LOCK_TIMEOUT):", "if False:",
          KEYS + "test_without_flock_a_held_lock_file_stops_the_run"),
     Line("_util/locks.py", "if error.errno not in NO_FLOCK:", "if False:",
@@ -225,7 +225,7 @@ LINES = [
          FOLDER + "test_two_servers_do_not_share_a_folder"),
     Line("federated/storage.py", "if not locks.acquire_lock_file(lock, 0.0):", "if False:",
          KEYS + "test_without_flock_two_federated_servers_do_not_share_a_folder"),
-    Line("federated/storage.py", "if any(WriteAheadLedger.lost_in(key, run) for run in runs):", "if False:",
+    Line("federated/storage.py", "if any(WriteAheadLedger.has_missing_file(key, run) for run in runs):", "if False:",
          KEYS + "test_a_federated_folder_without_checkpoint_and_ledger_is_refused"),
     Line("federated/server.py", "if not self.remaining:", "if False:",
          SERVER + "test_past_the_plan_nothing_is_released"),

@@ -60,7 +60,7 @@ class TrainingFolder:
                 )
             return content
         runs = [record["run"] for record in key.runs()]
-        drawn = [WriteAheadLedger.drawn_in(key, run) for run in runs]
+        drawn = [WriteAheadLedger.released_steps(key, run) for run in runs]
         # PRIVACY: rows that were released must not be released again, and their ε counts.   [G20]
         if any(drawn):
             raise ReplayError(
@@ -69,7 +69,7 @@ class TrainingFolder:
                 "is a second release on the same users"
             )
         # PRIVACY: without checkpoint and ledger nothing says how many rounds were released.   [G20]
-        if any(WriteAheadLedger.lost_in(key, run) for run in runs):
+        if any(WriteAheadLedger.has_missing_file(key, run) for run in runs):
             raise ReplayError(
                 f"{self.path}: a training was started here, and its checkpoint and ledger are "
                 "missing. Nothing was released. Put them back; or start again in another folder, "

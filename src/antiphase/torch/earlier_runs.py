@@ -80,7 +80,7 @@ def on_same_data(key: Key, data: str | None, run: str) -> list[EarlierRun]:
         return []
     own, others = key.family(run), []
     for record in key.runs_on(data):
-        drawn = WriteAheadLedger.drawn_in(key, record["run"])
+        drawn = WriteAheadLedger.released_steps(key, record["run"])
         # PRIVACY: a run without a record may have released all of its plan.   [G15]
         if record["run"] not in own and drawn != 0:
             about = record.get("about")

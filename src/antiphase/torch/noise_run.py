@@ -143,7 +143,7 @@ class NoiseRun:
             return []
         # PRIVACY: all of them, also those that the checkpoint at hand knows nothing of.   [G15]
         others = [
-            WriteAheadLedger.drawn_in(self.key, run)
+            WriteAheadLedger.released_steps(self.key, run)
             for run in self.key.family(self.run) - {self.run}
         ]
         rows = [self.mechanism.steps if drawn is None else drawn for drawn in others]
@@ -206,7 +206,7 @@ class NoiseRun:
         recorded = (
             self.key.path is not None
             or self.key.is_insecure
-            or WriteAheadLedger.drawn_in(self.key, run) is not None
+            or WriteAheadLedger.released_steps(self.key, run) is not None
         )
         if same_key and not fresh_noise and not recorded:
             # PRIVACY: nothing says here which rows went out with which sums.   [G15]
