@@ -112,7 +112,7 @@ class Objective(Value, ABC):
 
 
 class _WeightedIterates(Objective):
-    """Base of the objectives with ``weights``, one positive number for each iterate, and ``final_weight``."""
+    """Base of the objectives with ``weights`` of iterates and a ``final_weight``."""
 
     weights: Any
     final_weight: float

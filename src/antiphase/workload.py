@@ -134,7 +134,7 @@ class Workload(Value):
         return replace(self, learning_rates=factor * self.learning_rates)
 
     def with_curvature(self, curvature: float) -> Workload:
-        r"""The same optimizer on a loss of curvature ``h``: gradient noise ``g`` becomes ``g + h·x``.
+        r"""The same optimizer on a loss of curvature ``h``: the gradient ``g`` becomes ``g + h·x``.
 
         ``u = A(g − hZu)`` with the shift ``Z``, since each gradient is taken one iterate earlier.
         For plain SGD an error shrinks by the factor ``1 − h·learning_rate`` in each step. Averages

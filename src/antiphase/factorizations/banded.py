@@ -1,7 +1,8 @@
 r"""`Banded`: encoders with a few diagonals, all entries free.
 
-``u = A C⁻¹z`` obeys ``F u = z`` with ``F = C A⁻¹``, which is banded where ``A⁻¹`` is. The variances of
-u are the diagonal of ``(FᵀF)⁻¹``, by a recurrence within the band. The noise keeps p − 1 vectors.
+``u = A C⁻¹z`` obeys ``F u = z`` with ``F = C A⁻¹``, which is banded where ``A⁻¹`` is. The variances
+of u are the diagonal of ``(FᵀF)⁻¹``, by a recurrence within the band. The noise keeps p − 1
+vectors.
 """
 
 from __future__ import annotations

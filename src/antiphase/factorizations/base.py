@@ -151,7 +151,7 @@ class Factorization(ABC):
         return [(0, self.encoder())]
 
     def _iterate_variances(self, P: Array, N: Array) -> Array | None:
-        """The variance of every ``u_t``, ``P u = N Z^delay C⁻¹z``; None if it takes a dense matrix."""
+        """The variance of every ``u_t``, ``P u = N Z^delay C⁻¹z``; None if that needs a matrix."""
         return None
 
     # ---- sensitivity and error ----------------------------------------------------------------
@@ -163,13 +163,16 @@ class Factorization(ABC):
 
     @cached_property
     def sensitivity(self) -> float:
-        """``sens(C)`` under the participation; never below the true value.   [G1]"""
+        """``sens(C)`` under the participation.
+
+        Guarantee: never below the true value.   [G1]
+        """
         # PRIVACY: computed from the encoder in use, whatever a design or a file claims.   [G1]
         return sensitivity(self.encoder_columns(), self.participation)
 
     def sensitivity_of(self, rows: int) -> float:
-        """Return the sensitivity of the first ``rows`` rows, that of the encoder's leading block."""
-        # PRIVACY: C is lower triangular: the first rows of C·G + Z depend on its leading block.   [G1]
+        """Return the sensitivity of the first ``rows`` rows, the encoder's leading block."""
+        # PRIVACY: C is lower triangular: the first rows of C·G + Z see its leading block.   [G1]
         return sensitivity(self.encoder_columns(rows), self.participation) if rows else 0.0
 
     @cached_property
@@ -187,7 +190,9 @@ class Factorization(ABC):
 
     @cached_property
     def lower_bound(self) -> float:
-        """A certified lower bound on the error of every factorization.   [G5]
+        """A certified lower bound on the error of every factorization.
+
+        Guarantee: no factorization has an error below it.   [G5]
 
         If the design did not compute one, the optimum is solved for when this is first asked for.
         """

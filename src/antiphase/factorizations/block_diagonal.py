@@ -1,7 +1,7 @@
 r"""`BlockDiagonal`: encoders of independent blocks, each stored in full.
 
-DP-MF⁺ for one participation has such an encoder: ``Λ_τ S`` is block diagonal, so that an independent
-τ-step mechanism restarts every τ steps.
+DP-MF⁺ for one participation has such an encoder: ``Λ_τ S`` is block diagonal, so that an
+independent τ-step mechanism restarts every τ steps.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class BlockColumns:
     def gram(self, indices: Indices) -> Array:
         """Return the block of ``CᵀC`` at these steps."""
         out = np.zeros((len(indices),) * 2)
-        # PRIVACY: columns of different blocks share no row; only their products may be left out.   [G1]
+        # PRIVACY: columns of different blocks share no row; only theirs may be left out.   [G1]
         owner = np.searchsorted(self._starts, indices, side="right") - 1
         for b in np.unique(owner):
             inside = np.flatnonzero(owner == b)

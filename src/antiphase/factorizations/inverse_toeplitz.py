@@ -1,7 +1,7 @@
 r"""`InverseToeplitz`: encoders whose inverse is Toeplitz with a few diagonals.
 
-Each row of noise is a sum of a few normals, which can be drawn again, so such noise needs no memory.
-The banded inverse square root (BISR; Kalinin and Lampert 2025) truncates the inverse of the
+Each row of noise is a sum of a few normals, which can be drawn again, so such noise needs no
+memory. The banded inverse square root (BISR; Kalinin and Lampert 2025) truncates the inverse of the
 workload's square root; DP-λCGD takes one earlier vector, ``C⁻¹ = I − λZ``.
 """
 

@@ -1,9 +1,9 @@
 r"""Encoders given by a few time-varying buffers, in segments between restarts.
 
 A segment is the semiseparable matrix ``C_jj = δ_j``, ``C_ij = r_iᵀ Φ(i, j+1) g_j`` for i > j, with
-``Φ`` the product of the transitions ``T``. Its noise is ``y_i = (z_i − r_iᵀS_i)/δ_i`` with the state
-``S_{i+1} = T_{i+1}S_i + g_i y_i`` of ``m·q`` vectors: m buffers with the newest q values each, of
-which ``T`` shifts the older ones.
+``Φ`` the product of the transitions ``T``. Its noise is ``y_i = (z_i − r_iᵀS_i)/δ_i`` with the
+state ``S_{i+1} = T_{i+1}S_i + g_i y_i`` of ``m·q`` vectors: m buffers with the newest q values
+each, of which ``T`` shifts the older ones.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Segment:
         files.spend("a stream", operations=n * (m * q) ** 2 if q < 3 else n * n * m * q)
         out = np.ones(self.size)
         if len(self.live):
-            # PRIVACY: from the coefficients that the noise is made with, not from the design's.   [G1]
+            # PRIVACY: from the coefficients that make the noise, not from the design.   [G1]
             # With two vectors a buffer they nearly cancel; with three, so do their differences.
             methods = (
                 kernels.column_norms,
@@ -205,7 +205,7 @@ class Stream(BlockSequence[Segment]):
         return out
 
     def variances(self, P: Array, N: Array, delay: int = 0) -> Array:
-        """Return the variance of every ``u_t``, ``P u = N Z^delay y``, under the noise ``y = C⁻¹z``."""
+        """Return the variance of every ``u_t`` with ``P u = N Z^delay y`` and ``y = C⁻¹z``."""
         from antiphase.linalg import kernels
 
         N = np.column_stack([np.zeros((len(N), delay)), N])

@@ -129,7 +129,7 @@ class Toeplitz(ToeplitzEncoder):
 
 
 class ToeplitzColumns:
-    """Shifts of one column, cut off by the last row and divided by ``norms``; no matrix is formed."""
+    """Shifts of one column, cut off by the last row and divided by ``norms``, without a matrix."""
 
     def __init__(self, coefficients: Array, norms: Array, steps: int) -> None:
         self._c, self._norms, self.steps = coefficients[:steps], norms, steps
@@ -143,7 +143,7 @@ class ToeplitzColumns:
     @cached_property
     def falling(self) -> bool:
         """Whether the columns are shifts with non-negative coefficients that do not increase."""
-        # PRIVACY: normalized columns are no shifts of one another, and increases break the proof.   [G1]
+        # PRIVACY: normalized columns are no shifts; an increase breaks the proof.   [G1]
         c = self._c
         return bool((self._norms == 1).all() and c[-1] >= 0 and (c[1:] <= c[:-1]).all())
 
@@ -184,7 +184,7 @@ class ToeplitzColumns:
         return sums
 
     def _products(self, later: Indices, lag: Indices) -> Array:
-        """``Σ c_k c_{k+lag}`` over the rows that both columns reach; the later begins at ``later``."""
+        """``Σ c_k c_{k+lag}`` over the rows of both columns, of which one begins at ``later``."""
         out = np.zeros(later.shape)
         for distance in np.unique(lag[lag < len(self._c)]):
             sums = self._sums_at(int(distance))

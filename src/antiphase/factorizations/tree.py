@@ -1,8 +1,8 @@
 r"""`Tree`: tree aggregation (DP-FTRL), noise on the nodes of a binary tree over the steps.
 
-``H`` has a row for each node, a dyadic range of steps that ends by step T. An estimator reads prefix
-sums off the nodes: it is a matrix ``B`` with ``B H = S``. *Plain* adds the nodes in the binary
-expansion of t; *online* (Honaker) combines each of these with its own subtree; *full* is the
+``H`` has a row for each node, a dyadic range of steps that ends by step T. An estimator reads
+prefix sums off the nodes: it is a matrix ``B`` with ``B H = S``. *Plain* adds the nodes in the
+binary expansion of t; *online* (Honaker) combines each of these with its own subtree; *full* is the
 least-squares estimate from all nodes. None of these is square, but an observer sees only
 ``S G + BZ``, which has the same law for the square lower-triangular ``B' = chol(BBᵀ)`` and
 ``C' = B'⁻¹S``. So ``sens(C') ≤ sens(H)``, with equality for the full estimator.
@@ -67,9 +67,9 @@ class Tree(Factorization):
         """Return the columns of the nodes where they count, else those of the encoder."""
         steps = self.steps if rows is None else rows
         if self.is_charged_by_nodes:
-            # PRIVACY: the full estimator's first rows use incomplete nodes too; the others' do not.   [G1]
+            # PRIVACY: only the full estimator's first rows use incomplete nodes too.   [G1]
             last = self.steps if rows is None or self.estimator == "full" else rows
-            # PRIVACY: HᵀH ⪰ C'ᵀC', non-negative entrywise: nodes never cost less than the encoder.   [G1]
+            # PRIVACY: HᵀH ⪰ C'ᵀC', entrywise non-negative: nodes never cost less.   [G1]
             return _NodeColumns(steps, last)
         if self.estimator == "full" and rows is None:
             return _NodeColumns(steps, steps)  # C'ᵀC' = HᵀH
@@ -124,7 +124,7 @@ class Tree(Factorization):
         return self.is_charged_by_nodes or self.estimator == "full"
 
     def _stored(self) -> dict[str, Any]:
-        """The encoder, with which others can check the sensitivity, unless the nodes serve for that."""
+        """The encoder, so that others can check the sensitivity, unless the nodes show it."""
         return {} if self._is_by_formula else {"lower": self.encoder()[np.tril_indices(self.steps)]}
 
     @classmethod

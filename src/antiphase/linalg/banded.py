@@ -1,7 +1,7 @@
 """Lower-banded matrices by diagonals: products, solves, shifts.
 
-``bands[t, i]`` is the entry ``i`` places left of the diagonal in row ``t``; entries that would lie outside the matrix
-are ignored.
+``bands[t, i]`` is the entry ``i`` places left of the diagonal in row ``t``; entries that would lie
+outside the matrix are ignored.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def trim(bands: Array) -> Array:
 
 
 def shift_rows(rows: Array, by: int) -> Array:
-    """Return ``Z^by rows`` with the shift ``Z``: down by ``by``, filled with zeros; up if negative."""
+    """Return ``Z^by rows``: rows moved down by ``by``, or up if negative, filled with zeros."""
     if by == 0:
         return rows
     out = np.zeros_like(rows)

@@ -1,7 +1,8 @@
 r"""Variances of linear recurrences that the noise of a stream drives, compiled.
 
-For many recurrences at once, ``u_t = own·(N y)_t + Σ_a kept_a u_{t−a}``, which differ in ``own`` and
-``kept`` but have the same ``N`` and noise ``y = read·S + √variance·z``. Importing this imports Numba.
+For many recurrences at once, ``u_t = own·(N y)_t + Σ_a kept_a u_{t−a}``, which differ in ``own``
+and ``kept`` but have the same ``N`` and noise ``y = read·S + √variance·z``. Importing this imports
+Numba.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ def driven_variances(
 ) -> Array:
     """Return the variance of every ``u_t`` of every recurrence, of shape (T, n).
 
-    ``V`` holds the covariances of ``w = (S, y_{t−1}, y_{t−2}, …, y_t)`` with itself, ``K`` those of w
-    with the earlier u of every recurrence, newest first, and ``U`` those of the u with one another.
+    ``V`` holds the covariances of ``w = (S, y_{t−1}, y_{t−2}, …, y_t)`` with itself, ``K`` those of
+    w with the earlier u of every recurrence, newest first, and ``U`` those of the u with one
+    another.
 
     Args:
         read: how y reads the state S, of shape (T, m, q).
@@ -64,10 +66,7 @@ def driven_variances(
         for r in range(s):
             V[y, y] += read[t, r // q, r % q] * V[y, r]
         for rows, drive in ((V, drive_w), (K, drive_u)):  # of (N y)_t
-            drive[:] = 0.0
-            _add_row(drive, 0, N[t, 0], rows, y)
-            for a in range(lags):
-                _add_row(drive, 0, N[t, 1 + a], rows, s + a)
+            _apply_taps(drive, N[t], rows)
         square = N[t, 0] * drive_w[0, y]
         for a in range(lags):
             square += N[t, 1 + a] * drive_w[0, s + a]
@@ -75,14 +74,10 @@ def driven_variances(
             out[t, i] = _next_value(U, i, own[t, i], kept[t], drive_u, square, work)
         for r in range(y + 1):  # u_t replaces the oldest u
             _next_covariances(K, r, own[t], kept[t], drive_w[0, r], work)
-        for turn in range(3):  # w moves on: the rows of V, its columns, and the rows of K
-            if turn == 1:
-                V[:] = V.T.copy()
-            rows = K if turn == 2 else V
-            if not rests[t]:
-                _move_state(rows, gain[t], move[t], work)
-            for r in range(y - 1, s - 1, -1):
-                rows[r] = rows[r - 1 if r > s else y]
+        _advance(V, gain[t], move[t], rests[t], work)
+        V[:] = V.T.copy()
+        _advance(V, gain[t], move[t], rests[t], work)
+        _advance(K, gain[t], move[t], rests[t], work)
     return out
 
 
@@ -131,11 +126,21 @@ def _next_covariances(K: Array, r: int, own: Array, kept: Array, drive: float, w
 
 
 @_compiled
-def _move_state(rows: Array, gain: Array, move: Array, work: Array) -> None:
-    """``S ← move·S + gain·y`` for the rows of covariances, of which the last is that of y."""
+def _apply_taps(drive: Array, taps: Array, rows: Array) -> None:
+    """The covariances of ``(N y)_t``, from those of the y in the last rows."""
+    y, lags = rows.shape[0] - 1, len(taps) - 1
+    drive[:] = 0.0
+    _add_row(drive, 0, taps[0], rows, y)
+    for a in range(lags):
+        _add_row(drive, 0, taps[1 + a], rows, y - lags + a)
+
+
+@_compiled
+def _advance(rows: Array, gain: Array, move: Array, rests: bool, work: Array) -> None:
+    """Move w on: ``S ← move·S + gain·y``, unless it rests, and y among the earlier y."""
     m, q = gain.shape
     y, columns = rows.shape[0] - 1, rows.shape[1]
-    for k in range(m):
+    for k in range(0 if rests else m):
         for c in range(columns):
             work[c] = gain[k, 0] * rows[y, c]
         for b in range(q):
@@ -146,3 +151,5 @@ def _move_state(rows: Array, gain: Array, move: Array, work: Array) -> None:
                 rows[k * q + b, c] = rows[k * q + b - 1, c] + gain[k, b] * rows[y, c]
         for c in range(columns):
             rows[k * q, c] = work[c]
+    for r in range(y - 1, m * q - 1, -1):
+        rows[r] = rows[r - 1 if r > m * q else y]

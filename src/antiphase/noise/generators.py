@@ -1,13 +1,15 @@
 r"""Engines that make rows of ``σ·C⁻¹Z``, each with only the memory it needs.
 
 - `RingBufferEngine`: an encoder with p diagonals; keeps p − 1 rows.
-- `BufferEngine`: a state of a few vectors, time-varying (buffered encoders, the full tree estimator).
+- `BufferEngine`: a state of a few vectors, time-varying (buffered encoders, the full tree
+  estimator).
 - `TreeEngine`: the nodes of a binary tree; keeps one vector for each level.
 - `BandedInverseEngine`: an inverse with p diagonals; a row is a sum of p normals.
-- `RegenerationEngine`: any encoder; makes blocks of rows, and draws all earlier normals again for each.
+- `RegenerationEngine`: any encoder; makes blocks of rows, and draws all earlier normals again for
+  each.
 
-Rows are padded to whole chunks and made a few chunks at a time, so that threads can share a row. The
-result depends neither on the number of threads nor on the size of a block.
+Rows are padded to whole chunks and made a few chunks at a time, so that threads can share a row.
+The result depends neither on the number of threads nor on the size of a block.
 """
 
 from __future__ import annotations
@@ -107,8 +109,8 @@ def _check_memory(memory: int, needed: int, kept: str) -> None:
     # PRIVACY: another engine rounds differently, and a resumed run must not change a bit.   [G12]
     if needed > memory:
         raise ValueError(
-            f"memory = {memory} bytes: {kept} takes {needed} bytes from step to step; give at least "
-            "that"
+            f"memory = {memory} bytes: {kept} takes {needed} bytes from step to step; give at "
+            "least that"
         )
 
 
@@ -156,7 +158,7 @@ class RingBufferEngine(Engine):
 
 
 class BufferEngine(Engine):
-    """``y_i = (σz_i − r_iᵀS_i)/δ_i``, ``S_{i+1} = T_{i+1}S_i + g_i y_i``: one pass over the state."""
+    """``y_i = (σz_i − r_iᵀS_i)/δ_i``, ``S_{i+1} = T_{i+1}S_i + g_i y_i``: keeps the state."""
 
     def __init__(self, stream: Stream, scale: float, width: int, memory: int) -> None:
         self._stream, self._scale = stream, scale

@@ -103,7 +103,7 @@ class Key:
         # The ledgers of earlier runs are in memory only, so these runs cannot be resumed.
         before = [record | {"before the file": True} for record in self.runs()]
         lines = "\n".join(json.dumps(line) for line in (first, *before)) + "\n"
-        # PRIVACY: created with mode 0600, not restricted afterwards; never overwrites a file.   [G11]
+        # PRIVACY: created with mode 0600, not restricted later; never overwrites a file.   [G11]
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb", buffering=0) as file:
             file.write(lines.encode())
@@ -120,7 +120,7 @@ class Key:
             KeyFileError: this is not a key file, others can read it, or it has several hard links.
             FileNotFoundError: there is no file.
         """
-        # PRIVACY: links and relative paths to one key lead to the same ledgers, from any folder.   [G15]
+        # PRIVACY: links and relative paths to one key lead to the same ledgers.   [G15]
         path = _resolved(path)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
@@ -134,7 +134,7 @@ class Key:
                 f"{path}: mode {mode:o} lets others read the key; chmod 600 it, or make another"
             )
         if status.st_nlink > 1:
-            # PRIVACY: each name would have its own ledgers, and rows could be released twice.   [G15]
+            # PRIVACY: names with ledgers of their own could release rows twice.   [G15]
             raise KeyFileError(
                 f"{path}: this file has {status.st_nlink} hard links, and each name would have "
                 "ledgers of its own. Nothing was released. Delete the other names, or use symbolic "
@@ -267,14 +267,14 @@ class Key:
         """
         if self._path is not None or self._insecure:
             return
-        # PRIVACY: parent and child would each record in their own memory and release a row twice.   [G15]
+        # PRIVACY: parent and child, each with its own records, would release a row twice.   [G15]
         owner = self._owners.get(run, self._process)
         if owner != os.getpid():
             raise ReplayError(
                 f"process {os.getpid()}: run {run} was started by process {owner} with a key that "
                 "has no file, and a forked process would release the same rows with other sums. "
-                "Nothing was released. Store the key in a file, Key.load_or_create(path), or create "
-                "it in the process that trains"
+                "Nothing was released. Store the key in a file, Key.load_or_create(path), or "
+                "create it in the process that trains"
             )
 
     def _append(self, record: dict[str, Any]) -> None:
@@ -337,12 +337,15 @@ class Key:
         return run
 
     def fingerprint(self) -> str:
-        """Return a hash that identifies this key and the version of the noise, and reveals neither."""
-        # PRIVACY: another version of the noise is like another key: its rows do not cancel these.   [G12]
+        """Return a hash that identifies this key and version of the noise, and reveals no more."""
+        # PRIVACY: another version of the noise is another key: its rows do not cancel these.   [G12]
         return f"{self.subkey('fingerprint', str(NOISE_VERSION)):032x}"
 
     def subkey(self, *parts: str) -> int:
-        """Return 128 bits for one purpose: keyed BLAKE2b of the parts with their lengths.   [G12]"""
+        """Return 128 bits for one purpose: keyed BLAKE2b of the parts with their lengths.
+
+        Guarantee: other parts give independent bits.   [G12]
+        """
         state = hashlib.blake2b(key=self.__secret, digest_size=16, person=BLAKE2_PERSON)
         for part in parts:
             data = part.encode()

@@ -1,9 +1,10 @@
-r"""Standard normals as a pure function of (subkey, step, lane, position): AES in counter mode, then Box and Muller.
+r"""Standard normals as a function of subkey, step, lane and place: AES counter mode, Box–Muller.
 
-A *chunk* is 1,024 normals from 256 AES blocks, at the counter ``lane·2¹¹² + step·2⁶⁴ + 256·chunk``. Of each pair of
-32-bit words, 40 bits make the radius (so it reaches 7.5 standard deviations) and 24 the angle, which lies half a step
-beside the axes: no normal is zero. The arithmetic is float32 without reassociation or contraction: the same bits on
-every machine, however many threads or chunks are drawn at once.
+A *chunk* is 1,024 normals from 256 AES blocks, at the counter ``lane·2¹¹² + step·2⁶⁴ + 256·chunk``.
+Of each pair of 32-bit words, 40 bits make the radius (so it reaches 7.5 standard deviations) and 24
+the angle, which lies half a step beside the axes: no normal is zero. The arithmetic is float32
+without reassociation or contraction: the same bits on every machine, however many threads or chunks
+are drawn at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from randomgen import AESCounter
 
 CHUNK = 1024
 HALF = CHUNK // 2
-BLOCKS = CHUNK // 4  # AES blocks a chunk
+BLOCKS = CHUNK // 4  # AES blocks in a chunk
 
 Row = NDArray[np.float32]
 
@@ -34,12 +35,12 @@ class Normals:
 
     def __init__(self, subkey: int) -> None:
         self._subkey = subkey
-        self._local = threading.local()  # each thread has a generator of its own
+        self._local = threading.local()  # each thread has its own generator
 
     def fill(self, step: int, first_chunk: int, out: Row, lane: int = 0) -> None:
-        """The chunks from ``first_chunk`` on, as many as ``out`` (a whole number of chunks) has room for.
+        """Fill ``out``, a whole number of chunks, with the chunks from ``first_chunk`` on.
 
-        Guarantee: depends on nothing but the subkey, the step, the lane and the chunk.   [G12]
+        Guarantee: depends only on the subkey, the step, the lane and the chunk.   [G12]
         """
         block = (lane << 112) + (step << 64) + first_chunk * BLOCKS
         source = getattr(self._local, "source", None)
@@ -52,8 +53,9 @@ class Normals:
 class _Source:
     """AES in counter mode, at any counter.
 
-    Setting the counter by randomgen's own means takes longer than drawing a short row. So it is written to where
-    randomgen keeps it, if that is where we think (`_counter_is_known`); if not, there is a new generator every time.
+    Setting the counter by randomgen's own means takes longer than drawing a short row. So it is
+    written to the place in memory where randomgen keeps it. If that is not where we expect it
+    (`_counter_is_known`), there is a new generator every time.
     """
 
     def __init__(self, subkey: int) -> None:
@@ -61,7 +63,7 @@ class _Source:
         self._aim(0)
 
     def _aim(self, block: int) -> None:
-        # PRIVACY: key=, not seed=: a seed would pass through a weak mixer.   [G12]
+        # PRIVACY: key=, not seed=: a seed would pass through a weak hash.   [G12]
         self._generator = AESCounter(key=self._subkey, counter=block)
         c = self._generator.ctypes
         self._function = ctypes.cast(c.next_uint64, ctypes.c_void_p).value
@@ -71,16 +73,19 @@ class _Source:
         )
 
     def at(self, block: int) -> tuple[Any, Any, NDArray[np.uint64]]:
-        """Addresses of a function that gives the next 64 bits and of its argument; where the counter is to be set."""
+        """Aim at a counter.
+
+        Returns:
+            The address of a function that returns the next 64 bits, the address of its argument,
+            and the memory in which `aim` sets the counter.
+        """
         if not _counter_is_known():
             self._aim(block)
         return self._function, self._state, self._memory
 
 
-WORDS, OFFSET = (
-    39,
-    38,
-)  # of the generator's state: four counters of two words, key schedule, buffer, how much was used
+# The generator's state: four counters of two words, key schedule, buffer, and how much was used.
+WORDS, OFFSET = 39, 38
 
 
 def _memory(generator: Any) -> NDArray[np.uint64]:
@@ -91,13 +96,13 @@ def _memory(generator: Any) -> NDArray[np.uint64]:
 
 @cache
 def _counter_is_known() -> bool:
-    """Whether a generator whose counter was overwritten goes on as a new one with that counter would."""
+    """Whether overwriting the counter gives the same bits as a new generator with that counter."""
     key, block = 0x0F1E2D3C4B5A69788796A5B4C3D2E1F0, 0x0007_0000_0000_0005_8000_0000_0000_0009
     moved, new = AESCounter(key=key, counter=3), AESCounter(key=key, counter=block)
     moved.random_raw(3)
     state = moved.state["s"]
     memory = _memory(moved)
-    # PRIVACY: a counter that is not moved would give the same noise twice; so look before writing, and compare.   [G12]
+    # PRIVACY: if the counter stayed, noise would repeat: check before writing, and compare.   [G12]
     if not (
         np.array_equal(memory[:8], state["counter"])
         and int(memory[OFFSET]) == state["offset"] == 24
@@ -108,7 +113,7 @@ def _counter_is_known() -> bool:
 
 
 def _call(typing: Any, function: Any, state: Any) -> Any:
-    """``function(state)``, both addresses: in C, so that threads need not take turns as they would in Python."""
+    """``function(state)`` for two addresses, without Python, so that threads run in parallel."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()
@@ -123,8 +128,8 @@ def _call(typing: Any, function: Any, state: Any) -> Any:
 _next: Any = intrinsic(_call)
 
 
-# ---- the arithmetic ----------------------------------------------------------------------------------------
-# Polynomials of the Cephes library (S. Moshier) for the logarithm on [√½, √2] and for sine and cosine on [−π/4, π/4].
+# Polynomials of the Cephes library (S. Moshier): the logarithm on [√½, √2], sine and cosine on
+# [−π/4, π/4].
 
 _f, _i, _u = np.float32, np.int32, np.uint32
 _LOG = tuple(
@@ -156,8 +161,18 @@ def aim(memory: NDArray[np.uint64], low: int | np.uint64, high: int | np.uint64)
 def draw(
     function: int, state: int, memory: NDArray[np.uint64], low_word: int, high_word: int, out: Row
 ) -> None:
-    """Normals from the generator at these addresses and that counter; in each chunk, its first half of words is paired
-    with the second."""
+    """Fill ``out`` with normals, by the method of Box and Muller.
+
+    In each chunk the first half of the words gives the radii, the second half the angles.
+
+    Args:
+        function: the address of a function that returns the next 64 bits.
+        state: the address of its argument.
+        memory: the memory of the generator, in which the counter is set.
+        low_word: the low 64 bits of the counter.
+        high_word: its high 64 bits.
+        out: a whole number of chunks.
+    """
     aim(memory, low_word, high_word)
     bits = np.empty(HALF, np.uint64)
     words = bits.view(np.uint32)
@@ -171,14 +186,14 @@ def draw(
         for i in range(HALF):
             bits[i] = _next(function, state)
         cosines, sines = out[base : base + HALF], out[base + HALF : base + CHUNK]
-        for i in range(
-            HALF
-        ):  # a uniform number in (0, 1) with 40 bits, the low ones of weight where it is small
+        # A uniform number in (0, 1) with 40 bits, of which the low ones matter where it is small.
+        for i in range(HALF):
             high = _f(_i(first[i] >> _u(8)))
             low = _f(_i(((first[i] & _u(255)) << _u(8)) | (second[i] & _u(255))))
-            # PRIVACY: 1 would be a radius of 0, and what is released there the gradient itself.   [G8]
+            # PRIVACY: 1 would be a radius of 0, and would release the gradient itself.   [G8]
             u[i] = min((high + (low * _LOW + _MIDDLE)) * _UNIT, _BELOW_ONE)
-        for i in range(HALF):  # u = mantissa·2^exponent with the mantissa between √½ and √2
+        # u = mantissa·2^exponent with the mantissa between √½ and √2.
+        for i in range(HALF):
             power = _i(_i(u_bits[i] - _ROOT_HALF_BITS) >> _i(23))
             exponent[i] = _f(power)
             mantissa_bits[i] = _i(u_bits[i] - _i(power << _i(23)))
@@ -197,9 +212,8 @@ def draw(
             y = y * x * square + _LN2_LOW * exponent[i] - _ONE_HALF * square
             logarithm = (x + y) + _LN2_HIGH * exponent[i]
             radius[i] = np.sqrt(abs(_TWO * logarithm))
-        for i in range(
-            HALF
-        ):  # two bits choose the quadrant, 22 the angle within it, an odd number of half steps
+        # Two bits choose the quadrant, 22 the angle within it, an odd number of half steps.
+        for i in range(HALF):
             angle = _i(second[i] >> _u(8))
             quadrant = _i(angle >> _i(22))
             x = _f(_i(_i(_i(angle & _i(0x3FFFFF)) << _i(1)) - _i(0x3FFFFF))) * _RADIANS

@@ -51,7 +51,8 @@ class NoiseStream:
 
     Guarantee: the rows together have the law of ``noise_scale·C⁻¹Z`` with independent standard
     normal ``Z``.   [G8]
-    Guarantee: a row depends only on the key, the run, the mechanism, the step and the tensor's name.
+    Guarantee: a row depends only on the key, the run, the mechanism, the step and the tensor's
+    name.
     No global generator is read or written; threads, memory and restarts change no bit.   [G12]
     Guarantee: after the last step of the plan `HorizonError` is raised, and nothing is drawn.
     [G13]
@@ -64,7 +65,8 @@ class NoiseStream:
         run: the id of a run of this key; a new run unless given.
         memory: what the stream may keep from row to row, in bytes or as ``"512MB"``.
         threads: the number of threads; chosen by the length of a row unless given.
-        first_chunks: for parts of tensors: the number of chunks of the whole tensor before the part.
+        first_chunks: for parts of tensors: the number of chunks of the whole tensor before the
+            part.
 
     Raises:
         ValueError: the noise needs more memory, or an argument is out of range.
@@ -120,7 +122,7 @@ class NoiseStream:
         length = self._engine.piece_chunks * CHUNK
         pieces = []
         for name, start, stop in zip(self._shapes, starts, starts[1:], strict=False):
-            # PRIVACY: one subkey for each (run, mechanism, tensor); the counter has step and place.   [G12]
+            # PRIVACY: a subkey for each (run, mechanism, tensor); step and place count up.   [G12]
             normals = Normals(key.subkey("noise", self._run, self._mechanism.digest, name))
             offset = 0 if first_chunks is None else first_chunks[name]
             for first in range(start, stop, length):
@@ -197,13 +199,13 @@ class NoiseStream:
             version, digest, position = state["version"], state["mechanism"], state["position"]
             shapes = {str(name): tuple(shape) for name, shape in state["shapes"].items()}
             flat, run = bool(state["flat"]), str(state["run"])
-            # PRIVACY: another version draws other normals and would subtract noise never added.   [G12]
+            # PRIVACY: another version would subtract noise that was never added.   [G12]
             if version != NOISE_VERSION or type(position) is not int or position < 0:
                 raise ValueError(f"version {version!r}, position {position!r}")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"this is not the state of a noise stream ({error})") from error
         if digest != mechanism.digest:
-            # PRIVACY: the same normals under another encoder would make two releases comparable.   [G12]
+            # PRIVACY: the same normals under another encoder make two releases comparable.   [G12]
             raise StateError(
                 f"the state belongs to mechanism {str(digest)[:16]}…, not to "
                 f"{mechanism.digest[:16]}…: no noise was drawn. Use the mechanism it was taken with"

@@ -169,9 +169,9 @@ def nonconvex_bound(
     ``8(f(x₀) − f*)/(γ(T+1)) + 4γ²L²σ²/(T+1)·between + 40γLσ²/(T+1)·restarts``
 
     Guarantee: for every L-smooth f, if ``γL ≤ 1/4`` and ``1/4 ≤ γLτ ≤ 4``. The paper asks for
-    ``τ = 1/(γL)``. Its proof needs ``1/(γLτ) ≤ 4``, so that the steps since the last restart pay for
-    ``‖∇f(x̃)‖²`` there, and ``γLτ ≤ 4``, so that these have not moved too far. (For ``γLτ ≤ 2`` half
-    of every constant would do.)
+    ``τ = 1/(γL)``. Its proof needs ``1/(γLτ) ≤ 4``, so that the steps since the last restart pay
+    for ``‖∇f(x̃)‖²`` there, and ``γLτ ≤ 4``, so that these have not moved too far. (For ``γLτ ≤ 2``
+    half of every constant would do.)
 
     Args:
         factorization: the mechanism, for plain gradient descent.
@@ -209,8 +209,8 @@ def published_convex_bound(
     ``γL ≤ 1/8`` as in the proof (the theorem says 1/4).
 
     **Not a guarantee.** From its second level on, the halving of the sum ``S₁`` (appendix C) drops
-    the noise between restarts that the same z correlates. Let the first column of B rise by 1 a step
-    to T/2 and fall back: on a curvature h ≪ L the iterates settle at ``∓z₁/h``, the error is
+    the noise between restarts that the same z correlates. Let the first column of B rise by 1 a
+    step to T/2 and fall back: on a curvature h ≪ L the iterates settle at ``∓z₁/h``, the error is
     ``σ²/(2h)``, and the bound ``1.5σ²/(L log₂T)``. Use `convex_bound`, which holds.
 
     Args:
@@ -250,14 +250,14 @@ def published_convex_bound(
 
 
 def convex_bound(factorization: Factorization, constants: Constants) -> ConvergenceBound:
-    r"""A bound in place of Theorem 4.7, with fresh noise in the virtual sequence; needs ``distance``.
+    r"""A bound in place of Theorem 4.7: fresh noise in the virtual sequence; needs ``distance``.
 
     ``‖x₀ − x*‖²/(2γ(T+1)) + γσ²/(2(T+1))·min_m(κ‖B − S diag(m)‖² + ‖m‖²)`` with
     ``κ = γL/(1 − γL)``.
 
     Let ``w_t = Σ_{j≤t} m_j z_j`` and ``x̃_t = x_t + γ(b_tᵀZ − w_t)``, for any numbers m. Then
-    ``x̃_{t+1} = x̃_t − γ∇f(x_t) − γ m_{t+1} z_{t+1}``: the new noise is independent of the past, so it
-    adds ``γ²σ²m²`` to ``E‖x̃ − x*‖²`` and nothing else; there is no sum like ``S₁``. With
+    ``x̃_{t+1} = x̃_t − γ∇f(x_t) − γ m_{t+1} z_{t+1}``: the new noise is independent of the past, so
+    it adds ``γ²σ²m²`` to ``E‖x̃ − x*‖²`` and nothing else; there is no sum like ``S₁``. With
     ``⟨∇f(x), x − x*⟩ ≥ f(x) − f* + ‖∇f(x)‖²/(2L)`` and
     ``2⟨∇f(x), x − x̃⟩ ≤ (1/L − γ)‖∇f(x)‖² + κ/γ·‖x − x̃‖²`` the sum telescopes. The best m has a
     closed form, column by column. ``m = 0`` is Anti-PGD's analysis and ``m = 1`` PGD's: each is
@@ -388,7 +388,8 @@ def frobenius_rate(factorization: Factorization, constants: Constants) -> Conver
 
     ``‖x₀ − x*‖²/(γT) + γL̃² + γζL̃·sens(C)‖B‖_F/√T``
 
-    **Not a guarantee**: a rate, published without constants. Each term is given with the constant 1.
+    **Not a guarantee**: a rate, published without constants. Each term is given with the constant
+    1.
     """
     source = "Eq. 5 (Denisov et al. 2022)"
     f, gamma = _plain(factorization, constants), constants.learning_rate
@@ -430,18 +431,18 @@ def pgd_noise(steps: int, constants: Constants) -> float:
 def anti_pgd_noise(steps: int, constants: Constants) -> float:
     """Return the noise in ``E f(x_T)`` under Anti-PGD on ``f = (L/2)‖x‖²``, exactly.
 
-    The coefficient of ``z_j`` in ``x_T`` is ``γ²L(1 − γL)^{T−1−j}`` for j < T (appendix E has another
-    for ``z₁``).
+    The coefficient of ``z_j`` in ``x_T`` is ``γ²L(1 − γL)^{T−1−j}`` for j < T (appendix E has
+    another for ``z₁``).
     """
     earlier = constants.step**2 * _geometric((1 - constants.step) ** 2, steps - 1)
     return anti_pgd_lower_bound(constants) * (1 + earlier)
 
 
 def pgd_virtual_noise(steps: int, constants: Constants) -> float:
-    """Return the noise in ``E f(x̃_T)`` for PGD's plain virtual sequence on ``f = (L/2)‖x‖²``, exactly.
+    """Return the exact noise in ``E f(x̃_T)`` for PGD's plain virtual sequence.
 
-    At least ``γ²Lσ²T/8`` for ``T ≥ 2 log 4/(γL)`` (appendix E): it grows without limit, while that of
-    ``x_T`` does not.
+    At least ``γ²Lσ²T/8`` for ``T ≥ 2 log 4/(γL)`` (appendix E): it grows without limit, while that
+    of ``x_T`` does not.
     """
     rho = 1 - constants.step
     total = (

@@ -58,9 +58,9 @@ def best_damping(
 ) -> DampedChoice:
     r"""Find the ``damped`` design with the least noise on ``problem``.
 
-    For each final weight ``ρ`` is searched for: first a grid between no damping (``ρ = 1``) and that
-    of the largest curvature, evenly in ``log(1 − ρ)``; then Brent's method around the best of them.
-    Neither the scale of the noise nor the place of the optimum matters.
+    For each final weight ``ρ`` is searched for: first a grid between no damping (``ρ = 1``) and
+    that of the largest curvature, evenly in ``log(1 − ρ)``; then Brent's method around the best of
+    them. Neither the scale of the noise nor the place of the optimum matters.
 
     Guarantee: no design that was tried has a lower value.
 

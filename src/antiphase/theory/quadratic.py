@@ -1,10 +1,10 @@
 r"""Exact expectations of optimizers with correlated noise on quadratics.
 
 Along an eigendirection of curvature ``h`` the error is independent of all others: with ``A_h`` the
-workload on a loss of curvature h (for plain SGD at rate γ, ``γ·Toeplitz((1 − γh)^k)``), the noise in
-the iterate is ``A_h C⁻¹Z``. So ``E‖∇f(x_t)‖² = Σ_h h²(signal_t + σ²‖row_t(A_h C⁻¹)‖²)``. For a stream
-the row norms are the variances of a short linear recurrence: the covariances of its buffers are the
-same for every ``h``, and each ``h`` adds one column.
+workload on a loss of curvature h (for plain SGD at rate γ, ``γ·Toeplitz((1 − γh)^k)``), the noise
+in the iterate is ``A_h C⁻¹Z``. So ``E‖∇f(x_t)‖² = Σ_h h²(signal_t + σ²‖row_t(A_h C⁻¹)‖²)``. For a
+stream the row norms are the variances of a short linear recurrence: the covariances of its buffers
+are the same for every ``h``, and each ``h`` adds one column.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Quadratic(Value):
     def paper(cls, dimension: int = 100, smoothness: float = 10.0) -> Quadratic:
         """The paper's random least squares, appendix H.1: ``f(x) = ½‖Ax − b‖²``, ``b ~ N(0, I)``.
 
-        The start is ``x_0 = 0``. The singular values of ``A`` are spread evenly over ``[0, √L]``, so
-        ``h_i = L(i/(d − 1))²`` and the optimum has variance ``1/h_i``; not strongly convex. The
+        The start is ``x_0 = 0``. The singular values of ``A`` are spread evenly over ``[0, √L]``,
+        so ``h_i = L(i/(d − 1))²`` and the optimum has variance ``1/h_i``; not strongly convex. The
         paper's σ is the norm of the whole noise vector: its σ = 20 is ``noise = 20/√d = 2``.
         """
         dimension = check.whole_number("dimension", dimension, minimum=2)

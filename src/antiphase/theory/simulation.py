@@ -17,8 +17,7 @@ from antiphase.noise import Key
 from antiphase.theory.quadratic import Quadratic, noise_scale, scaled_workload
 from antiphase.workload import Workload
 
-# The run of every simulation. Nothing private is released, so the same seed may give the same noise.
-SIMULATED_RUN = "0" * 32
+SIMULATED_RUN = "0" * 32  # nothing private is released, so runs may repeat their noise
 
 
 @dataclass(frozen=True, eq=False)

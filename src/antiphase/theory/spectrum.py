@@ -71,8 +71,8 @@ class Spectrum:
     def condensed(self, count: int) -> Spectrum:
         """Return a spectrum of at most ``count`` curvatures, for faster exact expectations.
 
-        Neighbours on a logarithmic scale are replaced by the mean that keeps ``Σ weight·value``, and
-        flat directions are dropped. The largest curvature stays by itself.
+        Neighbours on a logarithmic scale are replaced by the mean that keeps ``Σ weight·value``,
+        and flat directions are dropped. The largest curvature stays by itself.
         """
         count = check.whole_number("count", count, minimum=2)
         kept = (self.weights > 0) & (self.values > FLATNESS * self.top)
