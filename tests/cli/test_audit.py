@@ -1,4 +1,4 @@
-"""``antiphase audit``: of a mechanism's noise, and of a function in a user's file."""
+"""``antiphase audit``: of a mechanism's noise, and of a function in a file of the user."""
 
 import json
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_mechanisms_own_noise(run, plan, tmp_path):
     )
 
 
-def test_a_function_of_the_users(run, trainers, plan):
+def test_a_function_of_the_user(run, trainers, plan):
     claim = ("--mu", "1")
     assert run("audit", "right.py:scores", *claim, "--quiet").code == 0
     broken = run("audit", "broken.py:scores", *claim)
@@ -114,7 +114,7 @@ def test_a_function_of_the_users(run, trainers, plan):
         ("absent.antiphase", "No such file", 2),
     ],
 )
-def test_refusals(refused, plan, trainers, words, said, code):
+def test_errors(refused, plan, trainers, words, said, code):
     assert said in refused("audit", *words.split(), code=code)
 
 
@@ -135,8 +135,8 @@ def test_refusals(refused, plan, trainers, words, said, code):
         ("exit_code = 1; raise RuntimeError", "RuntimeError"),
     ],
 )
-def test_what_the_users_function_raises_is_shown_as_theirs(run, tmp_path, line, last):
-    """Their traceback, without frames of antiphase, then one line; never the exit code of an answer."""
+def test_an_exception_of_the_users_function_is_shown_with_its_traceback(run, tmp_path, line, last):
+    """A traceback without frames of antiphase, then one line; the exit code is no answer."""
     (tmp_path / "mine.py").write_text(RAISES.format(line=line))
     done = run("audit", "mine.py:scores", "--mu", "1")
     assert (done.code, done.out) == (2, "")
@@ -157,8 +157,11 @@ def test_what_the_users_function_raises_is_shown_as_theirs(run, tmp_path, line, 
     assert done.err.splitlines()[-2:] == [error, verdict.replace(":scores", ":once")]
 
 
-def test_causes_are_shown_as_theirs_too(run, tmp_path):
-    lines = "try: json.loads('no')\n    except ValueError as error: raise RuntimeError('no scores') from error"
+def test_its_cause_is_shown_too(run, tmp_path):
+    lines = (
+        "try: json.loads('no')\n"
+        "    except ValueError as error: raise RuntimeError('no scores') from error"
+    )
     (tmp_path / "mine.py").write_text(RAISES.format(line=lines))
     said = run("audit", "mine.py:scores", "--mu", "1").err
     assert (
@@ -169,7 +172,7 @@ def test_causes_are_shown_as_theirs_too(run, tmp_path):
     assert str(Path(cli.__file__).parents[1]) not in said
 
 
-def test_a_file_that_does_not_run_is_no_audit(run, tmp_path):
+def test_a_file_that_does_not_run_is_an_error(run, tmp_path):
     for text, last in (
         ("import absent_package", "ModuleNotFoundError: No module named 'absent_package'"),
         ("def scores(:", "SyntaxError: invalid syntax"),

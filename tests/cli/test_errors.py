@@ -5,7 +5,9 @@ import pytest
 import antiphase as ap
 
 DESIGN = ["design", "dp-mf", "--steps", "16"]
-TRAIN = ["train", "--data", "digits", "--epsilon", "8", "--delta", "1e-4"]
+BUDGET = "--epsilon 8 --delta 1e-5"
+TRAIN = "--data digits --epsilon 8 --delta 1e-4"
+RATE = "--sampler cyclic-poisson --sampling-rate"
 
 USAGE_ERRORS = {
     "design dp-mf --steps -3": "--steps",
@@ -14,7 +16,9 @@ USAGE_ERRORS = {
     "design --steps 3": "NAME",
     "design nope --steps 3": "dp-mf+",
     "design dp-mf --steps 64 --epochs 100": "only 64",
-    "design dp-mf --steps 5 --epochs 4": "--epochs 4 does not fit --steps 5: with 2 steps an epoch there are only 3",
+    "design dp-mf --steps 5 --epochs 4": (
+        "--epochs 4 does not fit --steps 5: with 2 steps an epoch there are only 3"
+    ),
     "design dp-mf --steps 16 --option tau": "name=value",
     "design dp-mf --steps 16 --schedule nope": "cosine",
     "design dp-mf --steps 16 --adjacency nope": "replace-one",
@@ -23,25 +27,27 @@ USAGE_ERRORS = {
     "design dp-mf --steps 16 --delta 1e-5": "--epsilon",
     "design dp-mf --steps 16 --clip 3": "--epsilon",
     "design dp-mf --steps 16 --epsilon 8 --noise-multiplier 1 --delta 1e-5": "give one",
-    "design dp-mf --steps 16 --adjacency add-remove --epsilon 8 --delta 1e-5": "Poisson",
-    "design toeplitz --steps 16 --bands auto --epsilon 8 --delta 1e-5": "--sampler cyclic-poisson",
-    "design toeplitz --steps 16 --sampler cyclic-poisson --sampling-rate 0.1": "--epsilon",
-    "design toeplitz --steps 16 --sampler cyclic-poisson --epsilon 8 --delta 1e-5": "--sampling-rate",
-    "design toeplitz --steps 16 --sampling-rate 0.1 --epsilon 8 --delta 1e-5": "--sampler",
-    "design blt --steps 16 --sampler cyclic-poisson --sampling-rate 0.1 --epsilon 8 --delta 1e-5": "banded design",
-    "design toeplitz --steps 8 --epochs 2 --sampler cyclic-poisson --sampling-rate 1 --noise-multiplier 1": "--epochs",
-    "design toeplitz --steps 16 --sampler cyclic-poisson --sampling-rate 0.1 --noise-multiplier 1": "--bands auto",
+    f"design dp-mf --steps 16 --adjacency add-remove {BUDGET}": "Poisson",
+    f"design toeplitz --steps 16 --bands auto {BUDGET}": "--sampler cyclic-poisson",
+    f"design toeplitz --steps 16 {RATE} 0.1": "--epsilon",
+    f"design toeplitz --steps 16 --sampler cyclic-poisson {BUDGET}": "--sampling-rate",
+    f"design toeplitz --steps 16 --sampling-rate 0.1 {BUDGET}": "--sampler",
+    f"design blt --steps 16 {RATE} 0.1 {BUDGET}": "banded design",
+    f"design toeplitz --steps 8 --epochs 2 {RATE} 1 --noise-multiplier 1": "--epochs",
+    f"design toeplitz --steps 16 {RATE} 0.1 --noise-multiplier 1": "--bands auto",
     "compare --steps 16 --sampler poisson": "--epsilon",
     "compare --steps 16 --sampler shuffled": "balls-in-bins",
-    "compare --steps 16 --epsilon 8 --delta 1e-5 --sampling-rate 0.1": "--sampler",
+    f"compare --steps 16 {BUDGET} --sampling-rate 0.1": "--sampler",
     "compare --steps 16 --family -m dp-sgd": "give one",
     "compare --steps 16 -m dp-sgd:poisson,balls-in-bins": "exclude each other",
-    "calibrate --epsilon 8 --delta 1e-5 --sampler balls-in-bins --sampling-rate 0.1": "--sampling-rate is for",
+    f"calibrate {BUDGET} --sampler balls-in-bins --sampling-rate 0.1": "--sampling-rate is for",
     "compare --steps 16 --epsilon 8": "--delta",
     "compare --steps 16 --delta 1e-5": "--epsilon",
     "compare --steps 16 --csv --json": "give one",
     "compare --steps 16 -m nope": "dp-mf+",
-    "compare --steps 16 -m dp-mf:foo=3": "--mechanism dp-mf:foo=3: dp-mf has no option foo; it takes weights",
+    "compare --steps 16 -m dp-mf:foo=3": (
+        "--mechanism dp-mf:foo=3: dp-mf has no option foo; it takes weights"
+    ),
     "compare --steps 16 -m dp-sgd -m dp-mf:foo=3": "dp-mf has no option foo",
     "recommend --steps 16 --poisson": "--epsilon",
     "recommend --steps 16 --smoothness 4": "between 0 and 1",
@@ -52,21 +58,21 @@ USAGE_ERRORS = {
     "recommend --steps 16 --criterion worst --spectrum s.json": "average",
     "calibrate": "--epsilon",
     "calibrate --epsilon 8": "--delta",
-    "calibrate --epsilon 8 --delta 1e-5 --steps 3": "--sampling-rate",
-    "calibrate --epsilon 8 --delta 1e-5 --sampling-rate 0.1": "--steps",
-    "calibrate --epsilon 8 --delta 1e-5 -o x.antiphase": "FILE",
-    "calibrate plan.antiphase --epsilon 8 --delta 1e-5 --steps 3": "known from plan.antiphase",
+    f"calibrate {BUDGET} --steps 3": "--sampling-rate",
+    f"calibrate {BUDGET} --sampling-rate 0.1": "--steps",
+    f"calibrate {BUDGET} -o x.antiphase": "FILE",
+    f"calibrate plan.antiphase {BUDGET} --steps 3": "known from plan.antiphase",
     "statement": "FILE",
     "train --data digits": "--epsilon",
     "train --data digits --epsilon 8": "--delta",
     "train --data digits --delta 1e-5": "--epsilon",
-    "train --data digits --epsilon 8 --delta 1e-5 --mechanism nope": "dp-mf+",
-    "train --data digits --epsilon 8 --delta 1e-5 --mechanism none": "no privacy",
-    "train --data digits --epsilon 8 --delta 1e-5 --schedule nope": "cosine",
-    "train --data digits --epsilon 8 --delta 1e-5 --mode nope": "ghost",
-    "train --data digits --epsilon 8 --delta 1e-5 --resume": "--checkpoint",
-    "train --data digits --epsilon 8 --delta 1e-5 --mechanism dp-sgd --checkpoint c": "--checkpoint",
-    "train --data digits --epsilon 8 --delta 1e-5 --trials 2 -o w": "--output",
+    f"train --data digits {BUDGET} --mechanism nope": "dp-mf+",
+    f"train --data digits {BUDGET} --mechanism none": "no privacy",
+    f"train --data digits {BUDGET} --schedule nope": "cosine",
+    f"train --data digits {BUDGET} --mode nope": "ghost",
+    f"train --data digits {BUDGET} --resume": "--checkpoint",
+    f"train --data digits {BUDGET} --mechanism dp-sgd --checkpoint c": "--checkpoint",
+    f"train --data digits {BUDGET} --trials 2 -o w": "--output",
     "nope": "nope",
     "design dp-mf --steps 3 --nope": "--nope",
 }
@@ -89,10 +95,10 @@ INPUT_ERRORS = {
     "compare --steps 16 -m dp-mf:poisson": "dp-sgd alone",
     "compare --steps 16 -m dp-sgd:poisson": "depends on ε",
     "compare --steps 16 -m dp-mf+:tau=0": "tau = 0",
-    "calibrate absent.antiphase --epsilon 8 --delta 1e-5": "absent.antiphase: No such file",
-    "calibrate garbage --epsilon 8 --delta 1e-5": "garbage: not an antiphase file",
-    "calibrate plan.antiphase --epsilon 8 --delta 1e-5 -o missing/x": "folder missing does not exist",
-    "calibrate plan.antiphase --epsilon 8 --delta 1e-5 --sampling-rate 0.1": "independent noise",
+    f"calibrate absent.antiphase {BUDGET}": "absent.antiphase: No such file",
+    f"calibrate garbage {BUDGET}": "garbage: not an antiphase file",
+    f"calibrate plan.antiphase {BUDGET} -o missing/x": "folder missing does not exist",
+    f"calibrate plan.antiphase {BUDGET} --sampling-rate 0.1": "independent noise",
     "statement absent.antiphase": "absent.antiphase: No such file",
     "statement garbage": "not an antiphase file",
     "statement .": "Is a directory",
@@ -109,24 +115,24 @@ INPUT_ERRORS = {
     "data absent.csv": "absent.csv",
     "data garbage.csv": "garbage.csv",
     "train --data nope --epsilon 8 --delta 1e-4": "digits",
-    "train --data digits --epsilon 8 --delta 1e-4 --model nope": "logistic, mlp, cnn",
-    "train --data digits --epsilon 8 --delta 1e-4 --model nope:made": "nope",
-    "train --data digits --epsilon 8 --delta 1e-4 --option foo=3": "it takes tau",
-    "train --data digits --epsilon 8 --delta 1e-4 --lr -1": "learning_rate = -1",
-    "train --data digits --epsilon 8 --delta 1e-4 -o missing/w": "folder missing does not exist",
-    "train --data digits --epsilon 8 --delta 1e-4 --html missing/w": "folder missing does not exist",
-    "train --data digits --epsilon 8 --delta 1e-4 --checkpoint full": "--resume",
-    "train --data digits --epsilon 8 --delta 1e-4 --checkpoint none --resume": "without --resume",
+    f"train {TRAIN} --model nope": "logistic, mlp, cnn",
+    f"train {TRAIN} --model nope:made": "nope",
+    f"train {TRAIN} --option foo=3": "it takes tau",
+    f"train {TRAIN} --lr -1": "learning_rate = -1",
+    f"train {TRAIN} -o missing/w": "folder missing does not exist",
+    f"train {TRAIN} --html missing/w": "folder missing does not exist",
+    f"train {TRAIN} --checkpoint full": "--resume",
+    f"train {TRAIN} --checkpoint none --resume": "without --resume",
 }
 
 
 @pytest.fixture
-def around(plan, tmp_path):
-    """A folder with a good plan and things that are not what they should be."""
+def folder(plan, tmp_path):
+    """A folder with a valid plan, and with damaged and foreign files."""
     (tmp_path / "garbage").write_bytes(b"hello")
-    whole = bytearray((tmp_path / plan).read_bytes())
-    whole[len(whole) // 2] ^= 1
-    (tmp_path / "altered.antiphase").write_bytes(whole)
+    damaged = bytearray((tmp_path / plan).read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "altered.antiphase").write_bytes(damaged)
     (tmp_path / "garbage.csv").write_text("a,b\n")
     (tmp_path / "list.json").write_text("[1, 2]")
     (tmp_path / "full").mkdir()
@@ -135,7 +141,7 @@ def around(plan, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", USAGE_ERRORS)
-def test_wrong_usage(refused, around, words):
+def test_wrong_usage(refused, folder, words):
     said = refused(*words.split(), code=2)
     assert USAGE_ERRORS[words] in said
     assert said.rstrip().endswith("--help")
@@ -143,12 +149,12 @@ def test_wrong_usage(refused, around, words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", INPUT_ERRORS)
-def test_invalid_input(refused, around, words):
+def test_invalid_input(refused, folder, words):
     """The exit code is 2: 1 would be an answer of verify or audit."""
     assert INPUT_ERRORS[words] in refused(*words.split(), code=2)
 
 
-def test_words_in_brackets_are_shown_as_they_are(refused):
+def test_brackets_are_not_markup(refused):
     assert "[bold]x" in refused("statement", "[bold]x", code=2)
 
 

@@ -1,4 +1,4 @@
-"""Every command explains itself by an example that works; so does the tour."""
+"""Every command's help has an example that works, and the tour shows what is printed."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ COMMANDS = [command.callback.__name__ for command in app.registered_commands]
 
 
 def example(text):
-    """The words of the example in a help text; a backslash at the end of a line goes on in the next."""
+    """The words of the example in a help text, which may be continued by backslashes."""
     (found,) = re.findall(r"^ *Example: (antiphase (?:.*\\ *\n)*.*)$", text, re.MULTILINE)
     return shlex.split(re.sub(r"\\ *\n", " ", found))[1:]
 
@@ -30,9 +30,9 @@ def tour():
 
 
 def run_the_tour(folder):
-    """All of it in one folder that is empty, as one would type it; returns what was printed.
+    """Run the tour in an empty folder and return what was printed.
 
-    But for times, noise and what is left out, that must be what docs/tour.md shows.
+    It must be what docs/tour.md shows, except for times, noise and omissions.
     """
     printed = [
         process(*words[1:], cwd=folder, ANTIPHASE_CACHE=str(folder / "cache")).stdout
@@ -43,12 +43,14 @@ def run_the_tour(folder):
     )
     for words, block, text in zip(tour(), shown, printed, strict=True):
         for line in filter(None, re.split(r"\n|…\n", block)):
-            assert _without_chance(line) in _without_chance(text), f"{shlex.join(words)}: {line}"
+            assert _without_random_parts(line) in _without_random_parts(text), (
+                f"{shlex.join(words)}: {line}"
+            )
     return printed
 
 
 @pytest.mark.slow
-def test_what_the_tour_shows_of_sampling_is_so(run):
+def test_the_tour_shows_the_output_for_sampled_batches(run):
     (block,) = re.findall(
         r"^```text\n(antiphase .*?)^```",
         (ROOT / "docs" / "tour.md").read_text(),
@@ -58,7 +60,7 @@ def test_what_the_tour_shows_of_sampling_is_so(run):
     assert run(*shlex.split(command)[1:], "--quiet").out == shown.lstrip("\n")
 
 
-def test_all_commands_are_here():
+def test_the_commands():
     first = [
         "design",
         "compare",
@@ -97,9 +99,9 @@ def test_the_tour_has_ten_commands_of_every_kind():
     assert {words[1] for words in tour()} == set(COMMANDS) - {"audit"}
 
 
-def _without_chance(text):
-    """Without blanks, and without what differs from run to run: times and which is best, accuracies, noise that was
-    made; or from machine to machine: digests, in which the last bit of every number counts."""
+def _without_random_parts(text):
+    """Without blanks, and without what differs between runs (times, accuracies, noise) or between
+    machines (digests, which depend on the last bit of every number)."""
     text = re.sub(r"\b[0-9a-f]{16}(?:[0-9a-f]{48}\b|…)", "#", text)
     text = re.sub(
         r"\d[\d.]* m?s\b(?: \*)?|\d+\.\d+%|found [\d.]+ of it, at most [\d.]+|0\.\d{4}  ", "#", text
@@ -107,7 +109,7 @@ def _without_chance(text):
     return re.sub(r"\s+", "", text).rstrip("…").replace("─", "")
 
 
-def test_a_bare_command_shows_help(run):
+def test_antiphase_alone_shows_help(run):
     done = run()
     assert done.code == 2
     assert "Usage: antiphase" in done.out + done.err

@@ -1,6 +1,7 @@
-"""Opening pages in a real Chromium, for this folder's tests and any other. Import the fixture ``browser`` to use it.
+"""Open pages in Chromium: import the fixture ``browser`` to use it.
 
-The system's own Chromium is driven; nothing is downloaded. Where there is none, tests that ask for it are skipped.
+It is the Chromium of the system; nothing is downloaded. Without one, tests that need it are
+skipped.
 """
 
 import shutil
@@ -9,9 +10,13 @@ from contextlib import contextmanager
 import pytest
 
 ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
 
 
 def chromium():
@@ -35,7 +40,7 @@ def running():
 
 
 class Opened:
-    """A page from disk, with all that the browser complained of and all that it fetched."""
+    """A page from disk, with the complaints and the requests of the browser."""
 
     def __init__(self, browser, path, width=1280, height=900, **options):
         self.page = browser.new_page(viewport={"width": width, "height": height}, **options)
@@ -60,9 +65,7 @@ class Opened:
 @pytest.fixture(scope="module")
 def browser():
     if chromium() is None:
-        pytest.skip(
-            "no chromium, chromium-browser or google-chrome is installed: the page was not opened in a browser"
-        )
+        pytest.skip("no chromium, chromium-browser or google-chrome is installed")
     pytest.importorskip("playwright", reason="Playwright for Python is not installed")
     with running() as found:
         yield found

@@ -1,4 +1,8 @@
-"""Contrast as WCAG 2.2 defines it, and colours as seen by colour-blind people (Machado, Oliveira, Fernandes 2009)."""
+"""Contrast by WCAG 2.2, and colours as colour-blind people see them.
+
+Machado, Oliveira and Fernandes (2009), *A physiologically-based model for simulation of color
+vision deficiency*.
+"""
 
 import re
 
@@ -40,7 +44,7 @@ def contrast(one, other):
 
 
 def lab(colour, eyes):
-    """CIE L*a*b* (D65) of a colour, as those eyes see it."""
+    """CIE L*a*b* (D65) of a colour, with the given colour vision."""
     rgb = np.clip(np.array(SEEN[eyes]) @ linear(colour), 0, 1)
     matrix = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
     xyz = np.array(matrix) @ rgb / [0.9505, 1.0, 1.089]

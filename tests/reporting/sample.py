@@ -1,4 +1,4 @@
-"""A realistic page from real designs; the accuracies are made up, and say so. Used by the tests of this folder."""
+"""A page with real designs and made-up accuracies, for the tests of this folder."""
 
 import functools
 
@@ -76,10 +76,15 @@ def made_up_rates():
         ),
     ]
     return charts.Lines(
-        "Gradient by learning rate (made-up fixture)", "learning rate", "squared gradient", series, log_x=True,
-        log_y=True, note="Lines: exact. Points: simulated, ± one standard error. " * 2,
+        "Gradient by learning rate (made-up fixture)",
+        "learning rate",
+        "squared gradient",
+        series,
+        log_x=True,
+        log_y=True,
+        note="Lines: exact. Points: simulated, ± one standard error. " * 2,
         regions=[charts.Region(0.2, 1.4, "too large:\ndiverges")],
-    )  # fmt: skip
+    )
 
 
 @functools.cache
@@ -144,9 +149,10 @@ def page():
     mechanism = ap.calibrate(best, epsilon=8.0, delta=1e-6, clip_norm=1.0)
     return Page(
         title="Which mechanism for 256 steps and 4 epochs?",
-        question="Which noise costs the least accuracy, if every record is in 4 of 256 batches and all mechanisms are "
-        "equally private?",
-        answer="DP-MF leaves 23 % of the noise that DP-SGD leaves in the model, at (8, 10⁻⁶)-differential privacy.",
+        question="Which noise costs the least accuracy, if every record is in 4 of 256 batches and "
+        "all mechanisms are equally private?",
+        answer="DP-MF leaves 23 % of the noise that DP-SGD leaves in the model, at "
+        "(8, 10⁻⁶)-differential privacy.",
         points=[
             "Average iterate: a standard deviation of 5.21 clip norms instead of 22.7.",
             "No mechanism can do better by more than 2·10⁻¹⁰: the gap is certified.",

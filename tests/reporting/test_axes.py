@@ -1,4 +1,4 @@
-"""Axes: round marks that lie within, whatever the values."""
+"""Axes have round ticks within their range, and labels that do not overlap."""
 
 import numpy as np
 from hypothesis import given
@@ -11,7 +11,7 @@ ENDS = st.floats(-1e9, 1e9).filter(lambda v: v == 0 or abs(v) > 1e-9)
 
 
 @given(ENDS, st.floats(1e-6, 1e9), st.integers(4, 9))
-def test_linear_marks(low, width, most):
+def test_linear_ticks(low, width, most):
     axis = Axis(low, low + max(width, 1e-6 * abs(low)))
     ticks = axis.ticks(most)
     assert 1 <= len(ticks) <= most
@@ -20,7 +20,7 @@ def test_linear_marks(low, width, most):
 
 
 @given(st.floats(-12, 12), st.floats(0.01, 20), st.integers(4, 9))
-def test_logarithmic_marks(start, decades, most):
+def test_logarithmic_ticks(start, decades, most):
     axis = Axis(10**start, 10 ** (start + decades), log=True)
     ticks = axis.ticks(most)
     assert 1 <= len(ticks) <= most

@@ -1,4 +1,4 @@
-"""Charts as values: what they show is what was computed, in words too, and nothing is drawn to say it."""
+"""Charts have the values that were computed, and describe them in words."""
 
 import math
 import subprocess
@@ -12,7 +12,7 @@ from antiphase.reporting import charts
 from tests.reporting import sample
 
 
-def test_importing_charts_draws_nothing():
+def test_importing_charts_imports_no_drawing_library():
     heavy = ("matplotlib", "jinja2", "torch")
     code = (
         f"import sys, antiphase.reporting.charts; print([m for m in {heavy} if m in sys.modules])"
@@ -38,7 +38,7 @@ def test_the_noise_of_an_iterate_is_that_of_the_design():
 
 
 def test_the_spectrum_is_the_periodogram_of_the_noise():
-    """Against many samples; and its mean over all frequencies is the mean variance, exactly."""
+    """It agrees with many samples, and its mean over all frequencies is the mean variance."""
     f = ap.design("dp-mf", steps=32, epochs=2)
     frequencies, power = charts.spectrum(f)
     assert frequencies[-1] == 0.5
@@ -51,7 +51,7 @@ def test_the_spectrum_is_the_periodogram_of_the_noise():
     np.testing.assert_allclose(flat[1], 3.0)
 
 
-def test_what_needs_a_large_matrix_is_refused():
+def test_too_many_steps_for_a_matrix_are_an_error():
     f = ap.design("dp-sgd", steps=5000)
     for build in (charts.spectrum, charts.encoder_and_decoder):
         with pytest.raises(ap.TooLargeError, match=r"steps = 5000.*4096"):
@@ -116,7 +116,7 @@ def test_a_frontier_is_a_staircase_below_all_marks():
 
 
 @pytest.mark.slow
-def test_every_chart_says_itself_in_words():
+def test_every_chart_has_a_description():
     for chart in sample.all_charts().values():
         assert chart.title
         assert chart.x_label
@@ -129,7 +129,7 @@ def test_every_chart_says_itself_in_words():
     assert charts.Lines("t", "x", "y", [], alt="my own").alt == "my own"
 
 
-def test_curves_that_make_no_sense_are_refused():
+def test_invalid_data_are_an_error():
     with pytest.raises(ValueError, match="y of 'a' has shape"):
         charts.Series("dp-mf", "a", [1, 2], [1, 2, 3])
     with pytest.raises(ValueError, match="x of 'a' must be ascending"):

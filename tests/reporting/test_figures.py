@@ -1,4 +1,4 @@
-"""Figures by Matplotlib: SVG and PNG, the same bytes each time, readable at half their size."""
+"""Figures: SVG and PNG, the same bytes each time, readable at half their size."""
 
 import re
 
@@ -31,7 +31,7 @@ def test_a_name_keeps_its_dots(tmp_path):
 
 @pytest.mark.parametrize("kind", sample.KINDS)
 def test_text_is_readable_at_half_size_and_stays_inside(kind):
-    """No letters below 6.5 points when the figure is printed at half its width; none cut off; none over another."""
+    """At half its width no text is below 6.5 points, cut off, or overlapping another."""
     chart = sample.all_charts()[kind]
     with plt.rc_context(figures.STYLE):
         figure = figures._maps(chart) if kind == "matrices" else figures._lines(chart)
@@ -67,7 +67,7 @@ def test_curves_have_the_colour_of_their_mechanism(tmp_path):
         )  # black is the default, and left out
 
 
-def test_gaps_and_emptiness_can_be_drawn(tmp_path):
+def test_gaps_and_empty_charts_are_drawn(tmp_path):
     gap = charts.Series("dp-mf", "with a gap", [1, 2, 3], [1, np.nan, 2])
     nothing = charts.Series("other", "nothing", [1, 2], [np.nan, np.inf])
     for series in ([gap, nothing], [nothing], []):

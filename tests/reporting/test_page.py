@@ -1,4 +1,4 @@
-"""The page as text: one file, nothing fetched, every text shown as text, in an order that can be heard."""
+"""The page as text: it fetches nothing, escapes all text, and has an accessible structure."""
 
 import base64
 import hashlib
@@ -79,13 +79,13 @@ def test_the_answer_comes_first_and_headings_are_in_order(rendered):
     assert len(ids) == len(set(ids))
 
 
-def test_charts_have_words_for_those_who_hear_them(rendered):
+def test_charts_have_descriptions_for_screen_readers(rendered):
     pictures = [a for t, a in Outline(rendered).tags if a.get("role") == "img"]
     assert len(pictures) == 2 * 6 + 3
     assert all(len(a["aria-label"]) > 30 for a in pictures)
 
 
-def test_every_text_is_shown_as_text():
+def test_all_text_is_escaped():
     hostile = HOSTILE
     chart = charts.Lines(
         hostile, hostile, hostile, [charts.Series(hostile, hostile, [1, 2], [1, 2])], note=hostile
@@ -98,10 +98,18 @@ def test_every_text_is_shown_as_text():
     )
     text = page.render(
         Page(
-            hostile, hostile, hostile, [hostile], [grid], [chart, maps], [Block(hostile, hostile)], [hostile],
-            [hostile], hostile,
+            title=hostile,
+            question=hostile,
+            answer=hostile,
+            points=[hostile],
+            grids=[grid],
+            charts=[chart, maps],
+            statements=[Block(hostile, hostile)],
+            reproduce=[hostile],
+            notes=[hostile],
+            made=hostile,
         )
-    )  # fmt: skip
+    )
     tags = Outline(text).tags
     assert [t for t, _ in tags if t in ("img", "b")] == []
     assert [a.get("type") for t, a in tags if t == "script"] == ["application/json"] * 2 + [None]
@@ -113,7 +121,7 @@ def test_every_text_is_shown_as_text():
     assert found["series"][0]["label"] == hostile
 
 
-def test_numbers_as_they_are_printed():
+def test_the_format_of_numbers():
     column = Column("a", "a")
     shown = [
         column.show(v)
@@ -135,7 +143,7 @@ def test_numbers_as_they_are_printed():
     assert Column("a", "a", digits=".0e").show(2.4e-10) == "2×10⁻¹⁰"
 
 
-def test_the_best_is_marked_where_better_is_said():
+def test_the_best_value_is_marked():
     columns = [
         Column("m", "m"),
         Column("low", "l", better="low"),
@@ -164,7 +172,7 @@ def test_a_page_may_be_nearly_empty():
     )
 
 
-def test_the_statement_is_there_in_words_and_as_data(rendered):
+def test_the_statement_is_shown_and_can_be_saved(rendered):
     statement = sample.page().statements[0]
     for paragraph in page.unwrapped(str(statement), 100):
         assert paragraph.split(",")[0].replace("'", "&#39;") in rendered
@@ -176,7 +184,7 @@ def test_the_statement_is_there_in_words_and_as_data(rendered):
     assert json.loads(base64.b64decode(link)) == json.loads(statement.to_json())
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_page_is_written_atomically(tmp_path, monkeypatch):
     small = Page("t", "q", "a")
     path = page.write(tmp_path / "new" / "folder" / "report.html", small)
     assert path.read_text(encoding="utf-8") == page.render(small)

@@ -1,4 +1,4 @@
-"""Colours: text can be read, lines can be seen, and mechanisms told apart, on light and on dark, by any eyes."""
+"""Colours have enough contrast and are distinct, for colour-blind readers too."""
 
 import itertools
 
@@ -24,8 +24,8 @@ def test_text_has_a_contrast_of_four_and_a_half(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_lines_can_be_seen(mode):
-    """Okabe and Ito's orange and sky blue are at 2.2 and 2.3 on white, and labelled; all others are at 3 or more."""
+def test_lines_are_visible(mode):
+    """A contrast of 3 or more; Okabe and Ito's orange and sky blue have 2.2 and 2.3 on white."""
     page, colours, other = MODES[mode]
     for name, colour in {**colours, "other": other}.items():
         pale = mode == "light" and name in ("tree", "sqrt-toeplitz")
@@ -36,8 +36,8 @@ def test_lines_can_be_seen(mode):
 
 @pytest.mark.parametrize("eyes", SEEN)
 @pytest.mark.parametrize("mode", MODES)
-def test_any_two_mechanisms_can_be_told_apart(mode, eyes):
-    """At least 15 units of CIE L*a*b* apart; 16 is the nearest pair of Okabe and Ito's own palette."""
+def test_any_two_mechanisms_are_distinct(mode, eyes):
+    """A distance of at least 15 in CIE L*a*b*; in Okabe and Ito's palette it is 16."""
     colours = MODES[mode][1]
     nearest = min(
         (float(np.linalg.norm(lab(colours[a], eyes) - lab(colours[b], eyes))), a, b)

@@ -1,4 +1,4 @@
-"""Charts laid out for the page: few points that look like all, and pictures that are what they should be."""
+"""Layout of charts: long curves keep their shape, heat maps their values."""
 
 import io
 import json
@@ -21,12 +21,12 @@ def test_long_curves_are_thinned_and_keep_their_extremes(size):
     assert (np.diff(kept) > 0).all()
 
 
-def test_short_curves_are_left_alone():
+def test_short_curves_are_not_thinned():
     assert svg.thinned(np.linspace(0, 1, 600), np.ones(600)).tolist() == list(range(600))
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_what_is_hovered_over_is_exact(log):
+def test_values_on_hovering_are_exact(log):
     x = np.arange(1.0, 1_000_001)
     chart = Lines(
         "t",

@@ -13,7 +13,7 @@ from antiphase.mechanism import Mechanism
 from antiphase.objective import Curvature
 from antiphase.theory import quadratic, simulation
 from antiphase.theory.damping import best_damping
-from antiphase.theory.quadratic import Quadratic, expectation
+from antiphase.theory.quadratic import Quadratic, diverges, expectation
 from antiphase.theory.simulation import simulate
 
 PAPER = Quadratic.paper()
@@ -426,3 +426,20 @@ def test_what_is_refused():
         simulate(f, Quadratic([1.0], multiplicity=0.5), noise=1.0, seed=1)
     with pytest.raises(ValueError, match="last = 2"):
         best_damping(SMALL, steps=T, last=2.0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "momentum", "curvature", "expected"),
+    [
+        (2.01, 0.0, 1.0, True),
+        (1.99, 0.0, 1.0, False),
+        (9.0, 0.0, 1.0, True),
+        (3.5, 0.9, 1.0, False),
+        (4.0, 0.9, 1.0, True),
+    ],
+)
+def test_training_diverges_beyond_the_largest_stable_rate(rates, momentum, curvature, expected):
+    """The limit is 2/h, with momentum 2(1 + μ)/h, even if few steps do not overflow."""
+    workload = ap.Workload.sgd(200, learning_rates=rates, momentum=momentum)
+    assert diverges(workload, curvature) == expected
+    assert diverges(ap.Workload.sgd(200, momentum=momentum), curvature, rates) == expected
