@@ -312,7 +312,7 @@ def test_a_federated_folder_without_checkpoint_and_ledger_is_refused(tmp_path):
     (tmp_path / "checkpoint").unlink()
     for path in tmp_path.glob("key.*.ledger"):
         path.unlink()
-    with pytest.raises(ReplayError, match=r"checkpoint and ledger are gone.*Nothing was released"):
+    with pytest.raises(ReplayError, match=r"checkpoint and ledger are missing.*Nothing was released"):
         server(m, folder=tmp_path)
 
 
@@ -422,7 +422,7 @@ def test_without_flock_two_federated_servers_do_not_share_a_folder(tmp_path, mon
     monkeypatch.setattr(fcntl, "flock", no_locks())
     m = federated_mechanism()
     s = server(m, folder=tmp_path)
-    with pytest.raises(StateError, match=r"at work in this folder.*Nothing was changed"):
+    with pytest.raises(StateError, match=r"another server uses this folder.*Nothing was changed"):
         server(m, folder=tmp_path)
     s.close()
     train(server(m, folder=tmp_path)).close()
