@@ -312,7 +312,9 @@ def test_a_federated_folder_without_checkpoint_and_ledger_is_refused(tmp_path):
     (tmp_path / "checkpoint").unlink()
     for path in tmp_path.glob("key.*.ledger"):
         path.unlink()
-    with pytest.raises(ReplayError, match=r"checkpoint and ledger are missing.*Nothing was released"):
+    with pytest.raises(
+        ReplayError, match=r"checkpoint and ledger are missing.*Nothing was released"
+    ):
         server(m, folder=tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A real deployment on loopback: one SuperLink and some SuperNodes, each a process, with keys of their own."""
+"""A deployment on loopback: one SuperLink and some SuperNodes, each a process with a key."""
 
 import contextlib
 import datetime
@@ -27,19 +27,19 @@ def free_port():
 
 
 def descendants(pid):
-    """The process and all that it started, from /proc."""
+    """The process and its descendants, from /proc."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    found = [pid]
-    for known in found:
-        found += [child for child, parent in parents.items() if parent == known]
-    return found
+    tree = [pid]
+    for known in tree:
+        tree += [child for child, parent in parents.items() if parent == known]
+    return tree
 
 
 def write_certificates(folder):
-    """An authority of our own, and a certificate of it for 127.0.0.1: Flower knows SuperNodes by key over TLS only."""
+    """A certificate for 127.0.0.1 and its authority: Flower authenticates SuperNodes over TLS."""
     today, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
     names = {
         who: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, who)])
@@ -95,8 +95,8 @@ class Deployment:
             f'root-certificates = "{self.authority}"\n'
         )
         self.environment = os.environ | {
-            "FLWR_HOME": str(self.folder / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "ANTIPHASE_CACHE": "off",
+            "FLWR_HOME": str(self.folder / "flwr"), "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1", "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "ANTIPHASE_CACHE": "off",
             "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8",
         }  # fmt: skip
 
@@ -156,8 +156,8 @@ class Deployment:
     def start_node(self, i):
         self.nodes[i] = self._start(
             f"node{i}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}",
-            "--root-certificates", self.authority, "--auth-supernode-private-key", str(self.folder / f"node{i}"),
-            "--host", "127.0.0.1", "--port", str(free_port()),
+            "--root-certificates", self.authority,
+            "--auth-supernode-private-key", str(self.folder / f"node{i}"), "--host", "127.0.0.1", "--port", str(free_port()),
             "--node-config", f"partition-id={i} num-partitions={len(self.nodes)}",
         )  # fmt: skip
 
@@ -172,8 +172,8 @@ class Deployment:
 
     def flwr(self, *arguments):
         done = subprocess.run(
-            [BIN / "flwr", *arguments], capture_output=True, text=True, env=self.environment, timeout=120, check=False,
-            encoding="utf-8",
+            [BIN / "flwr", *arguments], capture_output=True, text=True, env=self.environment,
+            timeout=120, check=False, encoding="utf-8",
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -187,8 +187,8 @@ class Deployment:
     def _start(self, name, *command):
         with open(self.folder / f"{name}.log", "ab") as output:
             process = subprocess.Popen(
-                [BIN / command[0], *command[1:]], stdout=output, stderr=subprocess.STDOUT, env=self.environment,
-                cwd=self.folder, start_new_session=True,
+                [BIN / command[0], *command[1:]], stdout=output, stderr=subprocess.STDOUT,
+                env=self.environment, cwd=self.folder, start_new_session=True,
             )  # fmt: skip
         self.started.append(process)
         return process

@@ -1,4 +1,4 @@
-"""A Flower grid in this process: nodes with names, a function that trains, and whatever may go wrong."""
+"""A Flower grid in this process: named nodes, and a function that answers for them."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
@@ -17,7 +17,7 @@ def record(model):
 
 
 def shifted(arrays, by):
-    """The model a client would answer with: every trained coordinate moved by ``by``."""
+    """A client's model: every trained coordinate moved by ``by``."""
     return {
         name: a.numpy() + (0 if name == "seen" else a.numpy().dtype.type(by))
         for name, a in arrays.items()
@@ -25,7 +25,7 @@ def shifted(arrays, by):
 
 
 class LocalGrid(Grid):
-    """``answer(name, message)`` is the model that a client sends back; None for a client that drops out."""
+    """``answer(name, message)`` is a client's model; None for a client that drops out."""
 
     def __init__(self, names, answer=lambda name, message: shifted(message.content["arrays"], 0.1)):
         self.names, self.answer = {100 + i: name for i, name in enumerate(names)}, answer

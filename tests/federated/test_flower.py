@@ -41,11 +41,11 @@ def test_a_training_from_end_to_end():
     strategy, grid = private(), LocalGrid(NAMES)
     assert strategy.privacy_spent() == PrivacySpent(0.0, 1e-6, 0, "antiphase")
     result = strategy.start(grid, record(MODEL), num_rounds=5)
-    trained = grid.asked[::2]  # between them, evaluation asks nobody
+    trained = grid.asked[::2]  # the others are for evaluation, which is off
     assert [len(asked) for asked in trained] == [2] * 5
-    assert set(trained[0]) == set(trained[3]), "in a queue, each after three rounds"
+    assert set(trained[0]) == set(trained[3]), "each again after three rounds"
     assert [rounds for rounds in grid.rounds if rounds] == [{1}, {2}, {3}, {4}, {5}]
-    assert result.train_metrics_clientapp == {}, "what clients say of their training is dropped"
+    assert result.train_metrics_clientapp == {}, "clients' metrics of training are dropped"
     assert result.arrays["seen"].numpy() == 7
     assert not (result.arrays["weight"].numpy() == MODEL["weight"]).any()
     assert strategy.privacy_spent().epsilon == strategy.mechanism.epsilon()
@@ -53,7 +53,7 @@ def test_a_training_from_end_to_end():
 
 
 def test_what_is_released_is_the_mean_of_clipped_updates_with_little_noise():
-    """With hardly any noise, FedAvg's mean; and clients that claim more examples weigh no more."""
+    """Almost without noise, it is FedAvg's mean, with equal weights whatever clients report."""
     answers = {"client 0": 0.1, "client 1": 0.3}
     grid = LocalGrid(
         NAMES[:2], lambda name, message: shifted(message.content["arrays"], answers[name])
@@ -80,8 +80,8 @@ def test_the_noise_is_designed_for_what_the_server_does():
     assert private(mechanism=own).mechanism.factorization is own
 
 
-def test_the_server_steps_as_flowers_own_fedavgm():
-    """Against Flower's FedAvgM, without noise to speak of and with nothing to clip."""
+def test_the_server_steps_like_flowers_fedavgm():
+    """Almost without noise, and with nothing to clip."""
     grid = LocalGrid(NAMES[:2], lambda name, message: shifted(message.content["arrays"], 0.1))
     options = {"server_momentum": 0.9, "server_learning_rate": 0.5, "fraction_evaluate": 0.0}
     ours = private(FedAvgM(**options), 1e-6, 100.0, rounds=4, min_separation=1).start(
@@ -98,7 +98,7 @@ def test_strategies_that_do_not_add_up_updates_are_refused(inner):
         private(inner)
 
 
-def test_fedprox_tells_clients_its_mu():
+def test_fedprox_sends_its_mu_to_clients():
     seen = []
     grid = LocalGrid(
         NAMES, lambda name, message: seen.append(message.content["config"]["proximal-mu"])
@@ -109,7 +109,7 @@ def test_fedprox_tells_clients_its_mu():
     assert seen == [0.25, 0.25]
 
 
-def test_bad_answers_are_refused_counted_and_training_goes_on():
+def test_bad_replies_are_refused_counted_and_training_continues():
     broken = ArrayRecord(
         {name: Array("float32", (1,), "numpy.ndarray", b"no array") for name in MODEL}
     )
@@ -131,12 +131,14 @@ def test_bad_answers_are_refused_counted_and_training_goes_on():
     assert strategy.privacy_spent().epsilon == strategy.mechanism.epsilon()
 
 
-def test_answers_that_come_twice_or_from_elsewhere_are_refused():
+def test_duplicate_and_foreign_replies_are_refused():
     class Twice(LocalGrid):
         def send_and_receive(self, messages, *, timeout=None):
             replies = super().send_and_receive(messages, timeout=timeout)
             for reply in replies[:1]:
-                reply.metadata.__dict__["_src_node_id"] = 105  # the last client, who was not asked
+                reply.metadata.__dict__["_src_node_id"] = (
+                    105  # the last client, which was not selected
+                )
             return replies + replies
 
     strategy = private(rounds=1, min_separation=1)
@@ -151,19 +153,19 @@ def test_answers_that_come_twice_or_from_elsewhere_are_refused():
     )
 
 
-def test_a_killed_server_goes_on(tmp_path):
-    class Killed(Exception):
+def test_a_killed_server_resumes(tmp_path):
+    class KilledError(Exception):
         pass
 
     def until(last):
         def answer(name, message):
             if message.content["config"]["server-round"] > last:
-                raise Killed
+                raise KilledError
             return shifted(message.content["arrays"], 0.1)
 
         return LocalGrid(NAMES, answer)
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         private(folder=tmp_path).start(until(2), record(MODEL), num_rounds=5)
     seen = {}
     strategy, grid = private(folder=tmp_path), LocalGrid(NAMES)
@@ -178,11 +180,13 @@ def test_a_killed_server_goes_on(tmp_path):
     assert strategy.privacy_spent().num_releases == 5
     assert strategy.privacy_spent().epsilon == strategy.mechanism.epsilon()
     again = private(folder=tmp_path).start(grid, record(MODEL), num_rounds=5)
-    assert (again.arrays["weight"].numpy() == result.arrays["weight"].numpy()).all(), "done is done"
+    assert (again.arrays["weight"].numpy() == result.arrays["weight"].numpy()).all(), (
+        "nothing is left"
+    )
 
 
 def test_clients_with_new_names_after_a_restart_are_refused(tmp_path):
-    """As SuperNodes without keys have, and those of a simulation: each would take part as if for the first time."""
+    """As of SuperNodes without keys and of simulations: each would count as a new client."""
     private(folder=tmp_path).start(LocalGrid(NAMES), record(MODEL), num_rounds=2)
     with pytest.raises(
         ParticipationError, match=r"none of the 6 clients.*--auth-supernode-private-key"
@@ -193,7 +197,7 @@ def test_clients_with_new_names_after_a_restart_are_refused(tmp_path):
     private(folder=tmp_path).start(LocalGrid([*NAMES, "new"]), record(MODEL), num_rounds=5)
 
 
-def test_a_population_that_is_too_small_is_reported_with_the_one_that_would_do(caplog, monkeypatch):
+def test_a_population_that_is_too_small_is_reported_with_the_minimum(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     strategy = private()
     strategy.start(LocalGrid(NAMES[:5]), record(MODEL), num_rounds=5)
@@ -204,7 +208,7 @@ def test_a_population_that_is_too_small_is_reported_with_the_one_that_would_do(c
     assert "needs at least" not in caplog.text
 
 
-def test_past_the_plan_nothing_is_asked():
+def test_past_the_plan_no_client_is_asked():
     grid = LocalGrid(NAMES)
     with pytest.raises(HorizonError, match="num_rounds = 6"):
         private().start(grid, record(MODEL), num_rounds=6)
@@ -212,20 +216,20 @@ def test_past_the_plan_nothing_is_asked():
 
 
 def test_a_second_training_is_not_part_of_the_plan(tmp_path):
-    """Without a folder a second start would be a second release on the same users, that nobody accounts for."""
+    """Without a folder, a second start would be a second release that nobody accounts for."""
     strategy, grid = private(), LocalGrid(NAMES)
     strategy.start(grid, record(MODEL), num_rounds=2)
     asked = list(grid.asked)
     with pytest.raises(HorizonError, match="2 rounds of this plan were released"):
         strategy.start(grid, record(MODEL), num_rounds=5)
     assert grid.asked == asked
-    kept = private(folder=tmp_path)
-    kept.start(grid, record(MODEL), num_rounds=2)
-    kept.start(grid, record(MODEL), num_rounds=5)
-    assert kept.privacy_spent().num_releases == 5
+    stored = private(folder=tmp_path)
+    stored.start(grid, record(MODEL), num_rounds=2)
+    stored.start(grid, record(MODEL), num_rounds=5)
+    assert stored.privacy_spent().num_releases == 5
 
 
-def test_what_is_missing_or_said_twice_is_named():
+def test_missing_and_conflicting_arguments_are_named():
     with pytest.raises(TypeError, match=r"noise_multiplier = 0.5, target_epsilon = 2"):
         private(target_epsilon=2.0)
     with pytest.raises(TypeError, match="clipping_norm = None"):
@@ -240,7 +244,7 @@ def test_what_is_missing_or_said_twice_is_named():
         _ = private().server
 
 
-def test_epsilon_is_the_one_asked_for():
+def test_epsilon_is_the_target():
     strategy = private(noise_multiplier=None, target_epsilon=2.0)
     assert 1.999 < strategy.mechanism.epsilon() <= 2.0
     assert strategy.mechanism.factorization.participation == ap.min_separation(2, 3)

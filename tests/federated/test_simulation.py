@@ -1,4 +1,4 @@
-"""Flower's simulation engine, in a process of its own: `make test-integrations` installs the extra it needs."""
+"""Flower's simulation engine, in a process of its own, with the extra it needs."""
 
 import os
 import re
@@ -20,6 +20,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvgM
 from flwr.simulation import run_simulation
 
+from antiphase.federated import Verdict
 from antiphase.federated.flower import DifferentialPrivacyCorrelatedNoise
 
 server = ServerApp()
@@ -28,16 +29,23 @@ server = ServerApp()
 @server.main()
 def main(grid, context):
     strategy = DifferentialPrivacyCorrelatedNoise(
-        FedAvgM(fraction_evaluate=0.0, server_momentum=0.9, min_available_nodes=10), clipping_norm=0.5,
-        num_sampled_clients=5, rounds=6, min_separation=2, target_epsilon=8.0, target_delta=1e-5,
+        FedAvgM(fraction_evaluate=0.0, server_momentum=0.9, min_available_nodes=10),
+        clipping_norm=0.5,
+        num_sampled_clients=5,
+        rounds=6,
+        min_separation=2,
+        target_epsilon=8.0,
+        target_delta=1e-5,
     )
     result = strategy.start(grid, record(initial_model()), 6, evaluate_fn=evaluate)
-    answered = sum(n for verdict, n in strategy.server.counts.items() if verdict.endswith(("summed", "as it was")))
+    counts = strategy.server.counts
+    summed, epsilon = counts[Verdict.SUMMED] + counts[Verdict.CLIPPED], strategy.privacy_spent().epsilon
     accuracy = result.evaluate_metrics_serverapp[6]["accuracy"]
-    print(f"{answered} answers, epsilon {strategy.privacy_spent().epsilon:.4f}, accuracy {accuracy:.2f}", flush=True)
+    print(f"{summed} updates, epsilon {epsilon:.4f}, accuracy {accuracy:.2f}", flush=True)
 
 
-run_simulation(server, client, num_supernodes=10, backend_config={"client_resources": {"num_cpus": 1}})
+resources = {"client_resources": {"num_cpus": 1}}
+run_simulation(server, client, num_supernodes=10, backend_config=resources)
 """
 
 
@@ -55,9 +63,9 @@ def test_a_training_in_the_simulation_engine():
         env=os.environ | quiet | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-5000:]
-    answered, epsilon, accuracy = re.search(
-        r"(\d+) answers, epsilon ([\d.]+), accuracy ([\d.]+)", done.stdout
+    summed, epsilon, accuracy = re.search(
+        r"(\d+) updates, epsilon ([\d.]+), accuracy ([\d.]+)", done.stdout
     ).groups()
-    assert int(answered) == 30
+    assert int(summed) == 30
     assert 7.99 < float(epsilon) <= 8
     assert float(accuracy) > 0.3, "a tenth by chance"

@@ -19,12 +19,12 @@ from antiphase.ledger.write_ahead import RECORD_SIZE, WriteAheadLedger
 from tests.federated.setting import MODEL, USERS, answer_all, mechanism, server, train
 
 
-class Crash(Exception):
+class CrashError(Exception):
     pass
 
 
 def crash(*_):
-    raise Crash
+    raise CrashError
 
 
 def ledger(folder):
@@ -114,7 +114,7 @@ def test_participations_are_restored(tmp_path):
 
 
 def test_a_server_killed_before_the_commit_has_released_nothing(tmp_path, monkeypatch):
-    """The row was drawn but not released: after the restart it is released once, with another sum."""
+    """The row was drawn but not released: after the restart it is released with another sum."""
     m = mechanism()
     with server(m, folder=tmp_path) as s:
         train(s, until=2)
@@ -122,7 +122,7 @@ def test_a_server_killed_before_the_commit_has_released_nothing(tmp_path, monkey
         answer_all(s, s.begin_round(USERS), seed=1)
         with monkeypatch.context() as patch:
             patch.setattr(TrainingFolder, "write", crash)
-            with pytest.raises(Crash):
+            with pytest.raises(CrashError):
                 s.finish_round()
         assert all((s.model[name] == before[name]).all() for name in before), "nothing was released"
         with pytest.raises(RuntimeError, match="interrupted"):
@@ -144,7 +144,7 @@ def test_a_server_killed_after_the_commit_resumes_after_it(tmp_path, monkeypatch
         answer_all(s, s.begin_round(USERS))
         with monkeypatch.context() as patch:
             patch.setattr(WriteAheadLedger, "enter", crash)
-            with pytest.raises(Crash):
+            with pytest.raises(CrashError):
                 s.finish_round()
     assert len(ledger(tmp_path)) == 2 * RECORD_SIZE
     with server(m, folder=tmp_path) as s:

@@ -214,7 +214,7 @@ LINES = [
     Line("federated/clipping.py", "math.sqrt(sum(float(", "math.sqrt(max(float(",
          CLIPPING + "test_long_updates_are_as_long_as_the_clip_norm[1.0-1.5]"),
     Line("federated/flower.py", "if num_rounds > self.rounds:", "if False:",
-         FLOWER + "test_past_the_plan_nothing_is_asked"),
+         FLOWER + "test_past_the_plan_no_client_is_asked"),
     Line("federated/flower.py", "if self._folder is None and self.privacy_spent().num_releases:", "if False:",
          FLOWER + "test_a_second_training_is_not_part_of_the_plan"),
     Line("federated/flower.py", "if starting and nodes and not self.server.has_selected(nodes):", "if starting and not nodes:",
