@@ -10,7 +10,7 @@ SGD = Workload.sgd(T)
 
 
 def literal_lambda(steps, tau):
-    """Λ_τ written out from the paper's Eq. 9, counting from 1 as it does."""
+    """Λ_τ from the paper's Eq. 9, with steps counted from 1."""
     out = np.zeros((steps, steps))
     for t in range(1, steps + 1):
         base = t - tau if t % tau == 0 else t // tau * tau
@@ -69,7 +69,7 @@ def test_final_weight_and_weights_scale_rows():
 
 
 def test_curvature_is_the_sum_over_the_spectrum():
-    """In closed form for plain SGD, direction by direction for others: a schedule that is hardly one is the same."""
+    """In closed form at a constant rate, else by directions; a tiny change of rate switches."""
     spectrum, p, rate = [0.0, 0.5, 2.0], [1.0, 2.0, 3.0], 0.3
     for final in (1.0, 3.0):
         roots = [Damped(1 - rate * h, final_weight=final).root(SGD) for h in spectrum]

@@ -1,4 +1,4 @@
-"""What every factorization promises. One line in a list, and a new one inherits all of it."""
+"""Every mechanism of `MECHANISMS` has the guarantees of a factorization."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Encoders with a banded inverse, and those that restart with every epoch."""
+"""Encoders with a banded inverse, and encoders that restart with every epoch."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from antiphase.solvers.closed_form import inverse_root_coefficients
 
 
 def test_the_inverse_root_of_momentum():
-    """Its square, inverted, is the workload's first column."""
+    """The inverse of its square is the first column of the workload."""
     workload = ap.Workload.sgd(12, momentum=0.5, weight_decay=0.1, learning_rates=3.0)
     g = inverse_root_coefficients(workload, 12)
     C = np.linalg.inv(InverseToeplitz("b", workload, Average(), ap.once(), g).noising())
@@ -21,14 +21,16 @@ def test_the_inverse_root_of_momentum():
 
 
 def test_banded_roots_for_several_epochs():
-    """From the project's design notes: RMSE 5.60 and 15.43 for square roots with an epoch's length of bands, 5.82 and
-    15.73 for inverse ones with the best number."""
+    """RMSE 5.60 and 15.43 for square roots with as many bands as an epoch has steps.
+
+    5.82 and 15.73 for inverse ones with the best number of bands.
+    """
     for epochs, bands, root, inverse in ((4, 64, 5.60, 5.82), (16, 16, 15.43, 15.73)):
         common = {"steps": 256, "epochs": epochs}
-        rmse = [np.sqrt(ap.design(name, **common, **options).error / 256) for name, options in
-                (("sqrt-toeplitz", {"normalized": False, "bands": bands}), ("bisr", {}))]  # fmt: skip
-        assert rmse == pytest.approx([root, inverse], abs=0.006)
+        root_of_prefix = ap.design("sqrt-toeplitz", normalized=False, bands=bands, **common)
         best = ap.design("bisr", **common)
+        rmse = [np.sqrt(f.error / 256) for f in (root_of_prefix, best)]
+        assert rmse == pytest.approx([root, inverse], abs=0.006)
         for other in (-1, 1):
             assert (
                 best.error <= ap.design("bisr", bands=best.options["bands"] + other, **common).error
@@ -58,7 +60,7 @@ def test_an_inverse_that_explodes_is_refused():
 
 
 def test_restarts_with_every_epoch():
-    """A stream for plain SGD, blocks otherwise, the same where both can be had; the budget is shared out as is best."""
+    """A stream for plain SGD, else blocks, with the same error; shares of the budget decrease."""
     stream = ap.design("epoch-restarts", steps=48, epochs=4)
     blocks = ap.design(
         "epoch-restarts", workload=ap.Workload.from_matrix(np.tril(np.ones((48, 48)))), epochs=4

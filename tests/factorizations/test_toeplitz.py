@@ -24,7 +24,7 @@ def test_columns_by_formula_are_those_of_the_matrix(normalized, bands, rows):
 
 
 def test_fourier_has_its_gram_matrix_on_its_columns():
-    """Toeplitz, with 1 on the diagonal; the plain Cholesky factor has CCᵀ = X, and a sensitivity above 1."""
+    """CᵀC is Toeplitz with 1 on the diagonal; the plain Cholesky factor has CCᵀ = X instead."""
     C = ap.design("fourier", steps=20).encoder()
     X = C.T @ C
     np.testing.assert_allclose(np.diagonal(X), 1, atol=1e-12)

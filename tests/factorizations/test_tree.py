@@ -39,7 +39,7 @@ def test_the_square_form_has_the_same_noise_and_costs_no_more(estimator, steps):
 @pytest.mark.parametrize("estimator", ["full", "online", "plain"])
 @pytest.mark.parametrize("steps", [8, 11, 13])
 def test_nodes_never_cost_less_than_the_encoder(estimator, steps):
-    """Past the largest power of two as well, which the worst single step does not tell."""
+    """Also past the largest power of two, which the worst single step does not show."""
     for every in (3, 5):
         participation = ap.epochs(-(-steps // every), every)
         f = ap.design(

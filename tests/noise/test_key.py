@@ -17,7 +17,7 @@ from antiphase.ledger.write_ahead import WriteAheadLedger
 SECRET = bytes(range(1, 33))
 
 
-def test_a_key_never_shows():
+def test_a_key_is_never_displayed():
     key = ap.Key(SECRET)
     shown = f"{key!r} {key} {[key]} {vars(type(key)).get('secret')}"
     assert SECRET.hex() not in shown
@@ -41,7 +41,7 @@ def test_a_key_is_in_no_state_no_mechanism_and_no_error(tmp_path):
     assert SECRET not in (tmp_path / "m").read_bytes()
 
 
-def test_the_file_is_its_owners_alone(tmp_path):
+def test_only_the_owner_can_read_the_key_file(tmp_path):
     path = tmp_path / "key"
     key = ap.Key.generate()
     key.save(path)
@@ -101,7 +101,7 @@ def test_a_key_file_records_its_runs(tmp_path):
     assert [r["run"] for r in ap.Key.load(path).runs()] == [first.run, second.run, third.run]
 
 
-def test_lines_that_are_no_runs_are_passed_over(tmp_path):
+def test_lines_that_are_not_runs_are_ignored(tmp_path):
     path = tmp_path / "key"
     ap.Key(SECRET).save(path)
     key = ap.Key.load(path)
@@ -115,7 +115,7 @@ def test_lines_that_are_no_runs_are_passed_over(tmp_path):
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_runs_that_took_the_place_of_one_another_are_a_family(tmp_path, saved):
+def test_runs_that_replace_one_another_are_a_family(tmp_path, saved):
     key = ap.Key.generate()
     if saved:
         key.save(tmp_path / "key")
@@ -131,8 +131,11 @@ def test_runs_that_took_the_place_of_one_another_are_a_family(tmp_path, saved):
             key.check_run("0" * 32)
 
 
-def test_subkeys_are_those_of_every_version():
-    """Keyed BLAKE2b of the parts, each after its length: by the standard library alone. A run goes on with them."""
+def test_subkeys_are_the_same_in_every_version():
+    """Keyed BLAKE2b of the parts, each after its length, by the standard library alone.
+
+    A resumed run depends on them.
+    """
     parts = b"\5\0\0\0\0\0\0\0noise" + b"\2\0\0\0\0\0\0\0\xc3\xa9"
     digest = hashlib.blake2b(parts, key=SECRET, digest_size=16, person=b"antiphase-noise1").digest()
     assert ap.Key(SECRET).subkey("noise", "é") == int.from_bytes(digest, "little")
@@ -160,7 +163,7 @@ def test_subkeys_are_separate():
     assert all(key.subkey(*p) < 2**128 for p in parts)
 
 
-def test_insecure_keys_say_so():
+def test_insecure_keys_report_it():
     key = ap.Key.insecure(3)
     assert key.is_insecure
     assert "INSECURE" in repr(key)
@@ -194,7 +197,7 @@ def test_bad_input_is_named(call, words):
         call()
 
 
-def test_keys_and_runs_come_from_the_system_not_from_a_seed():
+def test_keys_and_runs_come_from_the_operating_system():
     random.seed(0)
     first = ap.Key.generate(), ap.Key(SECRET).start_run("m")
     random.seed(0)
@@ -204,7 +207,7 @@ def test_keys_and_runs_come_from_the_system_not_from_a_seed():
 
 
 @pytest.mark.issue(21)
-def test_a_run_is_found_by_its_data_and_keeps_what_was_noted(tmp_path):
+def test_a_run_is_found_by_its_data_and_keeps_its_notes(tmp_path):
     """What is noted with a run is at most 4,096 bytes of JSON."""
     key = ap.Key.generate()
     key.save(tmp_path / "key")
@@ -230,8 +233,8 @@ def test_a_run_is_found_by_its_data_and_keeps_what_was_noted(tmp_path):
 
 
 @pytest.mark.issue(21)
-def test_fingerprints_of_data_are_those_of_every_version():
-    """BLAKE2b of the parts, each after its length, then a subkey: by the standard library alone."""
+def test_data_fingerprints_are_the_same_in_every_version():
+    """BLAKE2b of the parts, each after its length, then a subkey; by the standard library alone."""
     content = hashlib.blake2b(b"\3\0\0\0\0\0\0\0abc" + b"\1\0\0\0\0\0\0\0d").hexdigest()
     key = ap.Key(SECRET)
     assert key.data_fingerprint([b"abc", b"d"]) == f"{key.subkey('data', content):032x}"
@@ -253,8 +256,8 @@ def test_a_key_file_that_is_too_long_is_refused_unread(tmp_path):
 
 
 @pytest.mark.issue(21)
-def test_a_key_file_that_is_gone_records_nothing(tmp_path):
-    """A run that is not on file must not begin."""
+def test_a_missing_key_file_refuses_new_runs(tmp_path):
+    """A run that is not recorded must not start."""
     key = ap.Key.generate()
     key.save(tmp_path / "key")
     (tmp_path / "key").unlink()
@@ -264,8 +267,8 @@ def test_a_key_file_that_is_gone_records_nothing(tmp_path):
 
 
 @pytest.mark.issue(21)
-def test_what_is_recorded_is_on_the_disk_first_and_overwrites_nothing(tmp_path, monkeypatch):
-    """A record is appended, whatever another process wrote since the file was opened, and then synced."""
+def test_records_are_appended_and_synced(tmp_path, monkeypatch):
+    """Whatever another process wrote since the file was opened is kept."""
     path, synced, real = tmp_path / "key", [], os.fdopen
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
     key = ap.Key.generate()
@@ -285,8 +288,8 @@ def test_what_is_recorded_is_on_the_disk_first_and_overwrites_nothing(tmp_path, 
 
 
 @pytest.mark.issue(21)
-def test_a_key_that_another_process_is_writing_is_waited_for(tmp_path, monkeypatch):
-    """Of several processes that create a key at once, one does; the others have the same key."""
+def test_loading_waits_for_a_process_that_writes_the_key(tmp_path, monkeypatch):
+    """Of several processes that create a key at once, one does so and the others load it."""
     path = tmp_path / "key"
     path.touch(mode=0o600)
     writer = threading.Timer(0.3, lambda: path.write_bytes(key_file()))
@@ -306,8 +309,8 @@ def test_a_key_that_another_process_is_writing_is_waited_for(tmp_path, monkeypat
     assert ap.Key.load_or_create(path) == ap.Key(SECRET), "created between looking and saving"
 
 
-def test_runs_from_before_the_file_are_known_and_marked(tmp_path):
-    """A key that is saved late has its earlier runs in the file, and says that they were before it."""
+def test_runs_from_before_the_file_are_marked(tmp_path):
+    """A key that is saved late has its earlier runs in the file, marked as earlier."""
     key = ap.Key.generate()
     run = key.start_run("m")
     key.save(tmp_path / "key")

@@ -18,7 +18,7 @@ def drawn(chunks, step=0, first=0, lane=0, key=KEY):
 
 
 def expected(step, chunk, lane):
-    """The same chunk from another AES, in float64: the definition written out."""
+    """The same chunk from another AES, in float64, by the definition."""
     aes = Cipher(algorithms.AES(KEY.to_bytes(16, "little")), modes.ECB()).encryptor()
     start = (lane << 112) + (step << 64) + chunk * CHUNK // 4
     blocks = b"".join((start + i).to_bytes(16, "little") for i in range(CHUNK // 4))
@@ -53,8 +53,8 @@ def from_words(first, second):
     return out
 
 
-def test_every_bit_counts_out_to_the_tails():
-    """Small uniform numbers have the bits they need: words from 0 on, all angles, against the formula in float64."""
+def test_tails_have_the_bits_they_need():
+    """Small uniform numbers and all angles agree with the formula in float64."""
     rng = np.random.default_rng(0)
     scale = 2 ** rng.uniform(0, 32, size=HALF)  # as many small words as large ones
     first = (scale * rng.random(HALF)).astype(np.uint64)
@@ -70,7 +70,7 @@ def test_every_bit_counts_out_to_the_tails():
 
 
 def test_no_normal_is_zero():
-    """Neither where u would round to 1, nor on an axis: the released number would be the gradient itself."""
+    """Neither where u would round to 1 nor on an axis: that would release the gradient itself."""
     second = np.random.default_rng(0).integers(2**32, size=HALF, dtype=np.uint64)
     smallest = from_words(np.full(HALF, 2**32 - 1, np.uint64), second)
     np.testing.assert_allclose(
@@ -84,7 +84,7 @@ def test_no_normal_is_zero():
     assert abs(near.sum()) < 1e-4, "as far beside an axis as before it"
 
 
-def test_any_order_and_any_number_at_once_give_the_same():
+def test_order_and_number_of_chunks_change_no_normal():
     whole = {(s, c): drawn(1, s, c) for s in range(3) for c in range(6)}
     normals = Normals(KEY)
     rng = np.random.default_rng(0)
@@ -98,7 +98,7 @@ def test_any_order_and_any_number_at_once_give_the_same():
 
 
 @pytest.mark.slow
-def test_they_are_normal():
+def test_moments_and_tails_are_normal():
     """16 million: moments, and counts in 60 bins and in the tails, within 5 standard errors."""
     x = drawn(16_000).astype(np.float64)
     n = len(x)
@@ -127,8 +127,8 @@ def test_they_are_normal():
     assert abs((x[1:] * x[:-1]).mean()) < 5 / np.sqrt(n)
 
 
-def test_where_the_counter_is_not_known_there_is_a_new_generator_every_time(monkeypatch):
-    """Another release of randomgen may keep its counter elsewhere: the same bits, only slower."""
+def test_an_unknown_counter_layout_makes_new_generators(monkeypatch):
+    """Another release of randomgen may keep its counter elsewhere: same bits, only slower."""
     places = [(0, 0), (0, 3), (5, 2), (5, 0), (2**40, 7)]
 
     def rows():
@@ -147,7 +147,7 @@ def test_where_the_counter_is_not_known_there_is_a_new_generator_every_time(monk
 
 
 class Elsewhere(normals.AESCounter):
-    """A generator that has used another share of its buffer than we think."""
+    """A generator that has used a different part of its buffer than expected."""
 
     @property
     def state(self):
@@ -156,7 +156,7 @@ class Elsewhere(normals.AESCounter):
         return state
 
 
-def test_a_counter_kept_elsewhere_is_noticed_before_anything_is_written(monkeypatch):
+def test_another_counter_layout_is_noticed_before_writing(monkeypatch):
     look, real = normals._counter_is_known.__wrapped__, normals._memory
     assert look()
     monkeypatch.setattr(normals, "_memory", lambda generator: real(generator).copy())

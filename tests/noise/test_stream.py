@@ -46,7 +46,7 @@ GAPS = ap.Workload.sgd(T, learning_rates=[1.0, 0.0, 1.0, 1.0] * (T // 4), weight
 
 
 def exactly(workload):
-    """With momentum its nodes take several vectors each; streams of few buffers do without."""
+    """With momentum each buffer has several vectors, unlike in streams of few buffers."""
     return ap.design("dp-mf", workload=workload, buffers="exact")
 
 
@@ -62,7 +62,7 @@ def banded():
 
 
 def diagonals(count):
-    """An encoder of one or two, of which no row is like another."""
+    """An encoder of one or two diagonals whose rows all differ."""
     C = np.diag(np.linspace(0.5, 1.0, T)) + (count - 1) * np.diag(
         np.linspace(-0.4, 0.3, T - 1), k=-1
     )
@@ -70,7 +70,7 @@ def diagonals(count):
 
 
 def two_segments():
-    """Whose last step feeds the buffers, too: what is there must not be carried over."""
+    """The last step feeds the buffers too, which must not be carried over."""
     rng, shape = np.random.default_rng(5), (T // 2, 2, 1)
     r, g, move = (rng.uniform(0.2, 0.6, size=shape) for _ in range(3))
     segment = Segment(T // 2, np.arange(T // 2), rng.uniform(0.5, 1.0, size=T // 2), r, g, move)
@@ -132,7 +132,7 @@ def rows_of(mechanism, dimension=D, seed=1, run=RUN, **options):
 
 
 @EVERY_ENGINE
-def test_the_noise_is_that_of_the_mechanism(mechanism):
+def test_rows_have_the_law_of_the_mechanism(mechanism):
     rows = rows_of(mechanism)
     assert rows.dtype == np.float32
     worst, which = whitening.worst(rows, mechanism.factorization.encoder(), mechanism.noise_scale)
@@ -140,7 +140,7 @@ def test_the_noise_is_that_of_the_mechanism(mechanism):
 
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if not name.startswith("tree")])
-def test_every_number_is_that_of_float64(mechanism):
+def test_rows_agree_with_float64(mechanism):
     """From the same normals; a tree's noise has normals of its own for every node."""
     stream = mechanism.noise(CHUNK, key=ap.Key.insecure(1), run=RUN)
     rows = np.array(list(stream), dtype=np.float64)
@@ -153,7 +153,7 @@ def test_every_number_is_that_of_float64(mechanism):
 
 @pytest.mark.parametrize("name", ["tree, online", "tree, plain"])
 def test_a_tree_is_the_sum_of_its_nodes(mechanism, name):
-    """A node has a normal of its own; online, its estimate weighs that against its children's."""
+    """Each node has its own normal; online, its estimate weighs that and its children's."""
     stream = mechanism.noise(CHUNK, key=ap.Key.insecure(1), run=RUN)
 
     def node(last, level):
@@ -177,8 +177,8 @@ def test_a_tree_is_the_sum_of_its_nodes(mechanism, name):
 
 
 @pytest.mark.parametrize("name", ["ring, whole", "regenerated", "tree, online", "independent"])
-def test_the_whitening_test_notices(mechanism):
-    """Noise × 0.98, a reused row, a restart, a shared stream and independent noise all go red."""
+def test_the_whitening_test_detects_wrong_noise(mechanism):
+    """Noise × 0.98, a reused row, a restart, a shared stream and independent noise all fail."""
     C, scale = mechanism.factorization.encoder(), mechanism.noise_scale
     rows = rows_of(mechanism)
     reused = rows.copy()
@@ -207,7 +207,7 @@ def test_threads_memory_and_length_change_no_bit(mechanism):
     "name", ["ring", "regenerated, blocks", "buffers, restarts", "tree, online"]
 )
 def test_long_rows_are_made_of_pieces(mechanism):
-    """A row of 70 chunks, by one thread or several, is that of its parts, each made alone."""
+    """A row of 70 chunks, by one thread or several, equals its parts, each made alone."""
     key, length = ap.Key.insecure(1), 70 * CHUNK - 5
     whole = rows_of(mechanism, length, threads=1)[:9]
     assert len(np.unique(whole)) > 0.98 * whole.size
@@ -228,8 +228,8 @@ def test_long_rows_are_made_of_pieces(mechanism):
 
 @pytest.mark.parametrize("name", ["sqrt-toeplitz", "anti-pgd"])
 @pytest.mark.parametrize("rows", [4, 8, 36, 200])
-def test_many_rows_however_few_are_kept(name, rows):
-    """150 steps that all see one another, or only the last: as float64 has them, whether or not all of them fit."""
+def test_regenerated_rows_agree_with_float64_for_every_memory(name, rows):
+    """150 steps that depend on all others, or only the last does; all fit in memory or not."""
     f = ap.design(name, steps=150)
     m = ap.calibrate(f, noise_multiplier=1.3)
     stream = m.noise(64, key=ap.Key.insecure(1), run=RUN, memory=4 * CHUNK * rows + 11)
@@ -259,16 +259,17 @@ def test_earlier_normals_are_drawn_once_for_many_rows():
         ("moving, drawn again", lambda step: step),
     ],
 )
-def test_no_more_is_made_again_than_what_came_after_the_last_restart(mechanism, restarts):
+def test_rows_are_made_again_from_the_last_restart_on(mechanism, restarts):
     engine = engine_for(mechanism.factorization, 1.0, CHUNK, 10**8)
     assert [engine.restart(step) for step in range(T)] == [restarts(step) for step in range(T)]
 
 
-def test_what_is_kept_from_row_to_row():
-    """In vectors of the row's length: p − 1 rows, a node a level, a buffer each; nothing for independent noise."""
+def test_the_memory_of_each_engine():
+    """In rows: p − 1 for p diagonals, one for each level or buffer; 0 for independent noise."""
     kept = {
-        "independent": 0, "ring": 3, "ring, one diagonal": 0, "ring, two diagonals": 1, "ring, blocks": 4,
-        "ring, whole": T - 1, "tree, plain": 6, "tree, online": 6, "regenerated": T, "regenerated, blocks": 8,
+        "independent": 0, "ring": 3, "ring, one diagonal": 0, "ring, two diagonals": 1,
+        "ring, blocks": 4, "ring, whole": T - 1, "tree, plain": 6, "tree, online": 6,
+        "regenerated": T, "regenerated, blocks": 8,
     }  # fmt: skip
     for name, vectors in kept.items():
         make, kind, longest = ENGINES[name]
@@ -314,7 +315,7 @@ def test_threads_are_for_long_rows(monkeypatch):
 
 
 @EVERY_ENGINE
-def test_a_stream_goes_on_where_it_stopped_bit_for_bit(mechanism):
+def test_a_restored_stream_continues_bit_for_bit(mechanism):
     whole = rows_of(mechanism, 3000)
     key = ap.Key.insecure(1)
     for stop in (0, 1, 7, 19, len(whole) - 1, len(whole)):
@@ -333,7 +334,7 @@ def test_a_stream_goes_on_where_it_stopped_bit_for_bit(mechanism):
 
 
 @pytest.mark.slow
-def test_a_stream_goes_on_in_another_process(tmp_path):
+def test_a_stream_continues_in_another_process(tmp_path):
     m = ap.calibrate(ap.design("dp-mf", steps=T), noise_multiplier=1.0)
     key = ap.Key.generate()
     key.save(tmp_path / "key")
@@ -366,7 +367,7 @@ def test_past_the_horizon_nothing_is_drawn(mechanism):
         assert stopped.remaining == 0
 
 
-def test_named_tensors_have_noise_of_their_own():
+def test_named_tensors_have_independent_noise():
     m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
     key = ap.Key.insecure(1)
     shapes = {"weight": (30, 70), "bias": (70,), "scale": ()}
@@ -379,7 +380,7 @@ def test_named_tensors_have_noise_of_their_own():
     np.testing.assert_array_equal(np.concatenate([r["bias"] for r in alone]), bias)
 
 
-def test_rows_are_written_where_they_are_wanted():
+def test_rows_are_written_to_out():
     m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
     key = ap.Key.insecure(1)
     expected = rows_of(m, 100)
@@ -439,9 +440,9 @@ FAMILIES = {
     "curvature": ("curvature", {"spectrum": [0.1, 0.5, 1.0], "learning_rate": 0.5}),
     "optimal": ("optimal", {"objective": Restarts(50)}),
 }
-SHORTER = {  # steps, of those that would take more than seconds
-    "anti-pgd": 1500, "sqrt-toeplitz": 1500, "fourier": 1500, "curvature": 300, "dp-mf, windows": 1500,
-    "dp-mf, momentum": 2100, "dp-mf, averages": 120,
+FEWER_STEPS = {  # where 10,000 would take more than seconds
+    "anti-pgd": 1500, "sqrt-toeplitz": 1500, "fourier": 1500, "curvature": 300,
+    "dp-mf, windows": 1500, "dp-mf, momentum": 2100, "dp-mf, averages": 120,
 }  # fmt: skip
 
 
@@ -457,13 +458,13 @@ def family(name, steps):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_float32_rows_do_not_drift(name):
-    """Over 10,000 steps, against float64 from the same normals: within 1e-5 of a row's standard deviation.
+    """Over 10,000 steps they are within 1e-5 standard deviations of float64 with the same normals.
 
-    Some over fewer: those without a short recurrence, whose rows are made from all normals anew, and where the design
-    takes long. At full length they are in tests/statistical/test_noise.py.
+    Over fewer steps where there is no short recurrence, so that rows are made from all normals, and
+    where the design takes long. tests/statistical/test_noise.py has them at full length.
     """
     assert {kind for kind, _ in FAMILIES.values()} == set(ap.names()), "every family there is"
-    assert drift(name, SHORTER.get(name, 10_000)) < 1e-5
+    assert drift(name, FEWER_STEPS.get(name, 10_000)) < 1e-5
 
 
 def drift(name, steps, dimension=64):
@@ -478,7 +479,7 @@ def drift(name, steps, dimension=64):
 
 
 def solved(f, Z):
-    """``C⁻¹Z`` in float64, without a dense matrix where a few numbers a row say what C is."""
+    """``C⁻¹Z`` in float64, without a dense matrix where there is a short recurrence."""
     if isinstance(f, Tree | Blt | Streaming):
         return recurrence(f.as_stream(), Z)
     if isinstance(f, InverseToeplitz):
@@ -510,7 +511,7 @@ def recurrence(stream, Z):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_rows_are_compared_with_is_that_of_the_encoder(name):
+def test_the_float64_reference_is_that_of_the_encoder(name):
     f = family(name, 60)
     Z = np.random.default_rng(0).normal(size=(60, 5))
     np.testing.assert_allclose(
@@ -524,7 +525,7 @@ def normals(stream, step, lane=0):
     return out
 
 
-def test_256_streams_share_nothing():
+def test_256_streams_are_uncorrelated():
     """Over keys, runs, steps and tensors: the largest |correlation|·√d is below 6."""
     d = 4096
     m = ap.calibrate(ap.design("dp-sgd", steps=8), noise_multiplier=1.0)
@@ -563,7 +564,7 @@ def test_no_global_generator_is_read_or_written():
 
 
 @pytest.mark.slow
-def test_memory_is_what_it_says():
+def test_memory_is_reported_and_limited():
     d, width = 10_000, 10 * 1024
     m = ap.calibrate(banded(), noise_multiplier=1.0)
     assert m.noise(d, key=ap.Key.generate()).memory == 3 * width * 4
@@ -583,7 +584,7 @@ def test_memory_is_what_it_says():
 
 @EVERY_ENGINE
 def test_too_little_memory_is_refused_and_no_other_engine_takes_over(mechanism):
-    """Another engine would round otherwise, and a run that goes on with less memory must not change a bit."""
+    """Another engine rounds differently; resuming with less memory must not change a bit."""
     kind = type(engine_for(mechanism.factorization, 1.0, 5120, 10**8))
     needed = (
         16 * 5120
@@ -600,7 +601,7 @@ def test_too_little_memory_is_refused_and_no_other_engine_takes_over(mechanism):
     assert stream.memory <= max(needed, 1)
 
 
-def test_a_row_that_was_interrupted_is_not_gone_on_from(monkeypatch):
+def test_an_interrupted_row_breaks_the_stream(monkeypatch):
     m = ap.calibrate(ap.design("dp-mf", steps=6), noise_multiplier=1.0)
     stream = m.noise(100, key=ap.Key.insecure(1))
     stream.next()
@@ -671,7 +672,7 @@ def test_bad_input_is_named(call, words):
         call()
 
 
-def test_tensors_without_a_name_and_vectors_are_told_apart_after_a_restart():
+def test_vectors_and_unnamed_tensors_are_distinguished_after_a_restart():
     key = ap.Key.insecure(1)
     for options in ({"dimension": 3}, {"shapes": {"": (3,)}}, {"shapes": {"": 3, "a": ()}}):
         stream = M.noise(key=key, run=RUN, **options)
@@ -686,7 +687,7 @@ def test_tensors_without_a_name_and_vectors_are_told_apart_after_a_restart():
             np.testing.assert_array_equal(one, other)
 
 
-def test_sizes_in_words():
+def test_memory_sizes_are_parsed():
     assert [parse_memory(s) for s in ("1KB", "2 MiB", "1.5gb", "7", 9)] == [
         1000,
         2 << 20,
@@ -697,7 +698,7 @@ def test_sizes_in_words():
 
 
 class ElsewhereTensor:
-    """As a tensor on another device might be: what it gives is a copy."""
+    """Like a tensor on another device: its array is a copy."""
 
     def detach(self):
         return self
@@ -714,7 +715,7 @@ class ListTensor(ElsewhereTensor):
         return [0.0] * 4
 
 
-def test_noise_is_written_to_the_place_itself_and_to_no_place_twice():
+def test_noise_is_written_in_place_and_to_no_place_twice():
     m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
     stream = m.noise(4, key=ap.Key.insecure(1))
     spread = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (4,), (0,))
@@ -745,8 +746,8 @@ def test_noise_is_written_to_the_place_itself_and_to_no_place_twice():
         named.next({"a": shared, "b": shared})
 
 
-def test_a_run_of_another_version_of_the_noise_is_one_of_another_key(monkeypatch):
-    """Its rows would not cancel: states of streams and checkpoints (which keep the fingerprint) are refused."""
+def test_another_version_of_the_noise_is_like_another_key(monkeypatch):
+    """Its rows would not cancel, so states and checkpoints (by the fingerprint) are refused."""
     key, mechanism = (
         ap.Key.insecure(1),
         ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0),
@@ -771,7 +772,7 @@ def test_a_stream_is_not_copied():
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-mf", "tree", "sqrt-toeplitz"])
-def test_a_row_that_was_begun_in_the_background_is_the_same_row(name):
+def test_a_row_prepared_in_the_background_is_the_same(name):
     mechanism = ap.calibrate(ap.design(name, steps=12), noise_multiplier=1.0)
     key, run, d = ap.Key.insecure(1), "0" * 32, MIN_THREADED_WIDTH + 5
 
@@ -812,7 +813,7 @@ def test_one_thread_may_work_in_the_background():
     assert stream.next().all(), "no normal is zero"
 
 
-def test_a_failure_in_the_background_is_not_passed_over(monkeypatch):
+def test_a_failure_in_the_background_is_raised(monkeypatch):
     stream = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0).noise(
         MIN_THREADED_WIDTH, key=ap.Key.insecure(1)
     )
@@ -828,7 +829,7 @@ def test_a_failure_in_the_background_is_not_passed_over(monkeypatch):
         stream.next()
 
 
-def test_a_short_row_is_not_worth_a_thread():
+def test_short_rows_are_not_prepared():
     stream = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0).noise(
         63 * CHUNK, key=ap.Key.insecure(1)
     )
@@ -837,8 +838,8 @@ def test_a_short_row_is_not_worth_a_thread():
     assert stream._pool is None
 
 
-def test_the_kernel_of_dense_noise_writes_no_row_that_is_not_there():
-    """Numba looks at no bounds; here there is something behind the rows, which must stay as it is."""
+def test_accumulate_stays_within_bounds():
+    """Numba does not check bounds; the numbers behind the rows must stay as they are."""
     rng = np.random.default_rng(5)
     c, z = (rng.normal(size=shape).astype(np.float32) for shape in ((12, 8), (2, 8, CHUNK)))
     whole = np.zeros((2, 32, CHUNK), np.float32)

@@ -120,7 +120,7 @@ def test_stopped_anywhere_and_restored(shown, tmp_path, monkeypatch):
             again = m.resume(json.loads(json.dumps(stream.state())), key=key)
             np.testing.assert_array_equal(again.next(), whole[stop], err_msg=name)
     shown(f"{len(streams.ENGINES)} engines, stopped at every step", "bit for bit", "bit for bit")
-    streams.test_a_stream_goes_on_in_another_process(tmp_path)
+    streams.test_a_stream_continues_in_another_process(tmp_path)
     shown("in another process", "bit for bit", "bit for bit")
     streams.test_another_mechanisms_state_is_refused()
     shown("another mechanism's state", "refused", "refused")

@@ -36,13 +36,13 @@ def factored(decoder):
 
 
 def banded(steps):
-    """Four diagonals, columns scaled."""
+    """An encoder of four diagonals with scaled columns."""
     coefficients = np.array([1.0, 0.5, 0.3, -0.2])
     return Toeplitz("banded", ap.Workload.sgd(steps), Average(), ap.once(), coefficients, True)
 
 
 def rise_and_fall(steps, diagonal=0.1):
-    """A decoder whose first column rises by 1 a step to T/2 and falls back to 0, and little else."""
+    """A decoder whose first column rises by 1 a step to T/2 and falls to 0; the rest is small."""
     t = np.arange(1, steps + 1)
     decoder = diagonal * np.eye(steps)
     decoder[:, 0] = np.minimum(t, steps - t)
@@ -50,7 +50,7 @@ def rise_and_fall(steps, diagonal=0.1):
 
 
 def variances(f, curvature, learning_rate):
-    """``E‖x_t − x*‖²`` at t = 0 … T that noise of length 1 leaves in one direction of this curvature; dense."""
+    """``E‖x_t − x*‖²`` under noise of length 1, in one direction of this curvature."""
     decay = [1.0, learning_rate * curvature - 1.0]
     rows = learning_rate * lfilter([1.0], decay, f.sensitivity * f.noising(), axis=0)
     return np.concatenate([[0.0], np.square(rows).sum(axis=1)])
@@ -68,8 +68,8 @@ def dense_bracket(f, tau):
 
 
 @pytest.mark.parametrize(("name", "options"), [*DESIGNS, ("banded", {})])
-def test_the_sums_are_those_of_the_matrix(name, options):
-    """Through a stream, by diagonals, or dense: the same, for every τ, dividing the steps or not."""
+def test_decoder_norms_agree_with_the_dense_decoder(name, options):
+    """Through a stream, by diagonals or dense, for every τ, whether it divides the steps or not."""
     f = banded(40) if name == "banded" else ap.design(name, steps=40, **options)
     for tau in (1, 4, 7, 40, 50):
         found = bounds.noise_terms(f, tau)
@@ -90,7 +90,7 @@ def test_the_sums_are_those_of_the_matrix(name, options):
 
 
 @pytest.mark.parametrize("kappa", [0.01, 0.3, 5.0])
-def test_the_fresh_share_is_the_best_one(kappa):
+def test_the_fresh_share_is_optimal(kappa):
     f = ap.design("dp-mf", steps=24)
     B, S = f.sensitivity * f.decoder(), np.tril(np.ones((24, 24)))
     best = sum(DecoderNorms(f).stale_and_fresh(kappa))
@@ -99,7 +99,7 @@ def test_the_fresh_share_is_the_best_one(kappa):
         assert best <= kappa * np.square(B - S * m).sum() + m @ m
 
 
-def test_brackets_of_the_oracle():
+def test_noise_terms_agree_with_reference_values():
     for (steps, tau), expected in reference.BRACKETS.items():
         for name, value in zip(("dp-sgd", "anti-pgd", "chess"), expected, strict=True):
             f = ap.design(name, steps=steps)
@@ -108,7 +108,7 @@ def test_brackets_of_the_oracle():
             )
 
 
-def test_each_term_is_the_proofs():
+def test_each_term_is_that_of_the_proof():
     """Both theorems, term by term, against sums written out."""
     f, c = ap.design("dp-mf", steps=30), Constants(2.0, 0.02, 3.0, distance=0.7, gap=0.4)
     found = bounds.nonconvex_bound(f, c)
@@ -175,7 +175,7 @@ def test_the_frobenius_rate_reports_its_terms():
 
 
 def test_the_published_convex_bound_is_exceeded_and_ours_is_not():
-    """The counter-example, at a size for every day; tests/numerical/test_bounds.py has 4,096 steps."""
+    """The counter-example at a small size; tests/numerical/test_bounds.py has 4,096 steps."""
     f, step, curvature = factored(rise_and_fall(1024)), 1 / 80, 0.3
     c = Constants(1.0, step, 1 / f.sensitivity, distance=0.0)
     error = curvature / 2 * variances(f, curvature, step).mean() / f.sensitivity**2
@@ -183,7 +183,7 @@ def test_the_published_convex_bound_is_exceeded_and_ours_is_not():
     assert error <= bounds.convex_bound(f, c).total
 
 
-# ---- the sequences -----------------------------------------------------------------------------------------
+# ---- the sequences --------------------------------------------------------------------------
 
 
 def test_the_virtual_sequences_take_gradients_without_noise_and_restart():
@@ -228,10 +228,10 @@ def test_noise_on_one_curvature_in_closed_form(step):
     )
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------
+# ---- what is refused ------------------------------------------------------------------------
 
 
-def test_conditions_are_checked_and_said():
+def test_conditions_are_checked_and_reported():
     f, anti = ap.design("dp-sgd", steps=64), ap.design("anti-pgd", steps=64)
     fast = Constants(1.0, 0.3, 1.0, distance=1.0, gap=1.0)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Quadratics: exact expectations against independent values, against the dense formula, and against simulation."""
+"""Expectations on quadratics: against reference values, the dense formula and simulations."""
 
 import dataclasses
 import time
@@ -19,28 +19,44 @@ from antiphase.theory.simulation import simulate
 PAPER = Quadratic.paper()
 NOISE = 2.0  # the paper's σ = 20 in 100 dimensions
 
-# From the project's oracle (reference.json, quadratic_exact_T256, gamma=0.01), computed independently of this project:
+# Computed independently of this project (reference.json, quadratic_exact_T256, gamma=0.01):
 # the paper's quadratic, 256 steps, γ = 0.01, E‖z_t‖² = 400, sens(C) = 1.
 SIGNAL_AVERAGE, SIGNAL_LAST = 17.31382553120088, 1.193045017551315  # mean over t = 0 … T
 AT = [1, 2, 3, 16, 64, 256]
 # noise summed over t = 1 … T, divided by T + 1; noise at the steps above
 NOISE_256 = {
-    "dp-sgd": (6.55780564327671, [0.8121346787605335, 1.5116887911222547, 2.1155842660249333, 5.538566403562495,
-                                  6.721084787536988, 6.88709864109408]),
-    "anti-pgd": (214.65643185355185, [207.90647776269657, 209.0847672757391, 210.07664491466, 214.90732059054608,
-                                      215.70219421183626, 215.71340554108005]),
-    "chess": (59.45154032073005, [1.6242693575210672, 1.6334747443417117, 3.049537399939869, 9.861084319100511,
-                                  31.536080068738173, 115.56993111940916]),
-    "dp-mf": (2.738535312893124, [3.893237571873538, 3.9801965343427117, 3.9470135950335283, 3.472760281053352,
-                                  3.0402275332608024, 1.6944626456354694]),
-    "dp-mf+ 4": (3.328256063581771, [1.4458942799497778, 1.4867511304525585, 1.4733703646583198, 2.2744608674693376,
-                                     2.7534059008166403, 2.8198614735445724]),
-    "dp-mf+ 16": (2.556815866485666, [2.2981817390685784, 2.3505724730350646, 2.331683743840372, 1.0196566393405133,
-                                      1.2041843317764873, 1.2261522294997829]),
-    "dp-mf+ 64": (2.9003520216278296, [3.326043014517127, 3.400411421274757, 3.372115283513456, 2.964035669802552,
-                                       1.0174718329317844, 1.0260255854686842]),
-    "dp-mf+ 256": (3.436528464133836, [4.539607779238256, 4.6409541063729405, 4.602228367375927, 4.051140720905748,
-                                       3.5765965556316015, 1.1478675751579157]),
+    "dp-sgd": (6.55780564327671, [
+        0.8121346787605335, 1.5116887911222547, 2.1155842660249333, 5.538566403562495,
+        6.721084787536988, 6.88709864109408,
+    ]),
+    "anti-pgd": (214.65643185355185, [
+        207.90647776269657, 209.0847672757391, 210.07664491466, 214.90732059054608,
+        215.70219421183626, 215.71340554108005,
+    ]),
+    "chess": (59.45154032073005, [
+        1.6242693575210672, 1.6334747443417117, 3.049537399939869, 9.861084319100511,
+        31.536080068738173, 115.56993111940916,
+    ]),
+    "dp-mf": (2.738535312893124, [
+        3.893237571873538, 3.9801965343427117, 3.9470135950335283, 3.472760281053352,
+        3.0402275332608024, 1.6944626456354694,
+    ]),
+    "dp-mf+ 4": (3.328256063581771, [
+        1.4458942799497778, 1.4867511304525585, 1.4733703646583198, 2.2744608674693376,
+        2.7534059008166403, 2.8198614735445724,
+    ]),
+    "dp-mf+ 16": (2.556815866485666, [
+        2.2981817390685784, 2.3505724730350646, 2.331683743840372, 1.0196566393405133,
+        1.2041843317764873, 1.2261522294997829,
+    ]),
+    "dp-mf+ 64": (2.9003520216278296, [
+        3.326043014517127, 3.400411421274757, 3.372115283513456, 2.964035669802552,
+        1.0174718329317844, 1.0260255854686842,
+    ]),
+    "dp-mf+ 256": (3.436528464133836, [
+        4.539607779238256, 4.6409541063729405, 4.602228367375927, 4.051140720905748,
+        3.5765965556316015, 1.1478675751579157,
+    ]),
 }  # fmt: skip
 
 T = 24
@@ -67,13 +83,13 @@ SMALL = Quadratic(
 RATE = 0.3
 
 
-# ---- exact values ------------------------------------------------------------------------------------------
+# ---- exact values ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOISE_256)
-def test_independent_values(name):
-    """Streams, few diagonals (dp-sgd, chess) and the dense way (anti-pgd), all against the oracle."""
+def test_reference_values(name):
+    """Streams, few diagonals (dp-sgd, chess) and the dense formula (anti-pgd)."""
     name, _, tau = name.partition(" ")
     options = {"tau": int(tau)} if tau else {}
     if name.startswith("dp-mf"):
@@ -93,7 +109,7 @@ def test_independent_values(name):
 
 
 def test_plain_sgd_in_closed_form():
-    """``ρ^2t`` of the start, and the geometric sum of ``ρ²`` of the noise."""
+    """The start decays by ``ρ^2t``; the noise is a geometric sum of ``ρ²``."""
     h, gamma, t = 1.5, 0.4, np.arange(T + 1)
     rho = 1 - gamma * h
     found = expectation(
@@ -136,7 +152,7 @@ def test_the_recurrence_agrees_with_the_dense_formula(workload, name, options):
 
 @pytest.mark.slow
 def test_the_recurrence_agrees_with_the_dense_formula_over_many_steps():
-    """No error builds up: 700 steps, restarts and a short last segment, curvatures next to 0."""
+    """Errors do not accumulate: 700 steps, restarts, a short last segment, curvatures near 0."""
     spectrum = np.array([1e-6, 1e-3, 0.5, 1.9])
     workload = ap.Workload.sgd(700)
     for name, options in (("dp-mf", {"buffers": "exact"}), ("dp-mf", {}), ("dp-mf+", {"tau": 90})):
@@ -153,8 +169,8 @@ def test_the_recurrence_agrees_with_the_dense_formula_over_many_steps():
     )
 
 
-def test_a_matrix_workload_and_several_epochs_go_the_dense_way():
-    """A workload and the same as a matrix have the same expectations."""
+def test_matrix_workloads_and_several_epochs_use_the_dense_formula():
+    """A workload and its matrix have the same expectations."""
     workload = ap.Workload.sgd(T, momentum=0.8, learning_rates=RATES)
     encoder = ap.design("dp-mf", workload=workload, epochs=4)
     matrix = dataclasses.replace(encoder, workload=ap.Workload.from_matrix(workload.dense()))
@@ -195,7 +211,7 @@ def test_multiplicity_is_repetition_and_flat_directions_have_no_gradient():
     assert np.array_equal(paths.gradient, repeated.gradient)
 
 
-def test_a_mechanism_brings_its_own_noise():
+def test_a_mechanism_has_its_own_noise():
     f = ap.design("anti-pgd", steps=T)
     m = ap.calibrate(f, noise_multiplier=1.5, clip_norm=0.2)
     own = expectation(m, SMALL, learning_rate=RATE)
@@ -207,7 +223,7 @@ def test_a_mechanism_brings_its_own_noise():
     )
 
 
-# ---- simulation --------------------------------------------------------------------------------------------
+# ---- simulation -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
@@ -222,8 +238,8 @@ def test_without_noise_a_simulation_is_the_signal(workload):
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-mf", "fourier"])
-def test_simulation_agrees(workload, name):
-    """At every step, within 4.5 standard errors of 2,000 runs; the seed was not chosen."""
+def test_simulations_agree_with_the_expectation(workload, name):
+    """At every step within 4.5 standard errors of 2,000 runs; the seed was not selected."""
     f = ap.design(name, workload=workload)
     found = expectation(f, SMALL, learning_rate=RATE, noise=1.0)
     paths = simulate(f, SMALL, learning_rate=RATE, noise=1.0, runs=2000, seed=0)
@@ -233,7 +249,7 @@ def test_simulation_agrees(workload, name):
 
 
 def test_the_virtual_sequence():
-    """``x_t − x̃_t`` is the noise since the last restart, ``−γ(b_t − b_r)ᵀZ``: on every path, and in expectation."""
+    """``x_t − x̃_t = −γ(b_t − b_r)ᵀZ``, the noise since the last restart, on every path."""
     tau, runs, noise, gamma = 5, 3000, 0.8, 0.3
     f = ap.design("dp-mf+", steps=T, tau=tau)
     paths = simulate(f, SMALL, learning_rate=gamma, noise=noise, runs=runs, seed=3, tau=tau)
@@ -255,7 +271,7 @@ def test_the_virtual_sequence():
 
 
 def test_the_virtual_sequence_never_restarted_is_the_classical_one():
-    """Without noise it is the real sequence; with Anti-PGD it differs by the last row of noise alone."""
+    """Without noise it is the real sequence; with Anti-PGD it differs by the last row of noise."""
     f = ap.design("anti-pgd", steps=T)
     paths = simulate(f, SMALL, learning_rate=RATE, noise=0.0, seed=1, tau=T + 1)
     assert paths.virtual_gradient == pytest.approx(paths.gradient, rel=1e-12)
@@ -264,8 +280,8 @@ def test_the_virtual_sequence_never_restarted_is_the_classical_one():
     assert apart == pytest.approx(4 * RATE**2 * f.sensitivity**2, rel=0.1)
 
 
-def test_the_optimizer_is_torchs():
-    """Momentum, dampening and weight decay as ``torch.optim.SGD`` writes them, without noise, from a start."""
+def test_the_simulated_optimizer_is_that_of_torch():
+    """Momentum, dampening and weight decay as in ``torch.optim.SGD``, without noise."""
     rates, mu, dampening, decay = RATE * RATES, 0.8, 0.3, 0.2
     workload = ap.Workload.sgd(
         T, learning_rates=RATES, momentum=mu, dampening=dampening, weight_decay=decay
@@ -287,7 +303,7 @@ def test_the_optimizer_is_torchs():
 
 @pytest.mark.slow
 def test_the_virtual_sequence_of_independent_noise_in_closed_form():
-    """Never restarted, ``E‖x̃_t‖² = γ²σ² Σ_{k<t} (1 − ρ^k)²`` from the optimum: it drifts away (appendix E.3)."""
+    """``E‖x̃_t‖² = γ²σ² Σ_{k<t} (1 − ρ^k)²`` from the optimum: it drifts away (appendix E.3)."""
     h, gamma, runs = 1.5, 0.2, 6000
     paths = simulate(
         ap.design("dp-sgd", steps=T),
@@ -317,7 +333,7 @@ def test_the_same_seed_is_the_same_simulation():
     assert one.virtual_distance is None
 
 
-# ---- curvature ---------------------------------------------------------------------------------------------
+# ---- curvature ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -325,7 +341,7 @@ def test_the_same_seed_is_the_same_simulation():
     "workload", [WORKLOADS[name] for name in WORKLOADS if name != "tail average"]
 )
 def test_the_curvature_objective_is_the_exact_expectation(workload):
-    """What ``design("curvature")`` minimises is the noise in the squared gradient, summed over the steps."""
+    """``design("curvature")`` minimises the noise in the squared gradient, summed over steps."""
     spectrum, many = np.array([0.1, 0.7, 2.0]), np.array([3.0, 2.0, 0.5])
     problem = Quadratic(spectrum, multiplicity=many)
     objective = Curvature(spectrum, RATE, probabilities=many)
@@ -344,7 +360,7 @@ def test_the_curvature_objective_is_the_exact_expectation(workload):
 
 @pytest.mark.slow
 def test_the_best_damping_is_near_the_optimum_for_the_spectrum():
-    """On the paper's spectrum within 1 % of the certified optimum, and better than none and than all of it."""
+    """On the paper's spectrum: within 1 % of the certified optimum, better than either extreme."""
     steps, gamma = 300, 0.01
     choice = best_damping(PAPER, steps=steps, learning_rate=gamma)
     best = ap.design(
@@ -380,7 +396,7 @@ def test_a_final_weight_is_chosen_where_the_last_iterate_counts():
 
 @pytest.mark.slow
 def test_damping_with_momentum():
-    """Chosen for the workload in use; no worse than the same without damping, or designed for plain SGD."""
+    """Chosen for the workload in use: no worse than no damping, or a design for plain SGD."""
     workload = ap.Workload.sgd(80, momentum=0.9)
     problem = Quadratic([0.01, 0.1, 1.0])
     choice = best_damping(problem, workload=workload, learning_rate=0.05)
@@ -391,7 +407,7 @@ def test_damping_with_momentum():
     assert choice.value <= none * (1 + 1e-3)
 
 
-# ---- refusals ----------------------------------------------------------------------------------------------
+# ---- refusals -------------------------------------------------------------------------------
 
 
 def test_what_is_refused():
