@@ -16,7 +16,7 @@ ROW = r"^\| (G\d+) \| [^|]* \| ([^|]*) \|"
 
 # From left to right, as in docs/architecture.md: a module may import what stands before it, never what stands after.
 ORDER = [
-    "errors", "_util", "data", "linalg", "workload", "objective", "participation", "loading_cost",
+    "errors", "_util", "data", "linalg", "workload", "objective", "participation",
     "sensitivity", "problem", "factorizations", "solvers", "design", "accounting",
     "sampling", "noise", "ledger", "statement", "mechanism", "band_selection", "verification",
     "comparison", "auditing", "theory", "recommendation", "federated",

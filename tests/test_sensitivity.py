@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from antiphase import Workload, epochs, min_separation, once
-from antiphase.factorizations.toeplitz import Toeplitz
+from antiphase.factorizations.toeplitz import Toeplitz, ToeplitzColumns
 from antiphase.objective import Average
 from antiphase.participation import Participation
 from antiphase.sensitivity import DenseColumns, is_exact, sensitivity
@@ -164,6 +164,15 @@ def test_columns_that_share_no_row_need_no_products():
         assert DenseColumns(rows).reach == reach
 
 
+def test_many_epochs_of_a_few_bands_take_time_and_memory_in_proportion_to_the_steps():
+    """A Gram matrix of one pattern would have 50,000 rows: 20 GB."""
+    columns = ToeplitzColumns(np.array([1.0, 0.5, 0.25]), np.ones(200_000), 200_000)
+    assert columns.falling
+    assert sensitivity(columns, epochs(50_000, every=4)) == pytest.approx(
+        np.sqrt(50_000 * (1 + 0.25 + 0.0625))
+    )
+
+
 def test_shifts_with_falling_coefficients_are_exact_and_others_are_not_taken_for_them():
     """Falling: the first pattern, as close as may be, is the worst. Rising, signed or scaled ones go the long way."""
     rng = np.random.default_rng(6)
@@ -230,7 +239,7 @@ class Unheard(Participation):
         (lambda: sensitivity("C", once()), "encoder = 'C'"),
         (lambda: sensitivity(np.eye(2), "once"), "participation = 'once'"),
         (lambda: sensitivity(np.eye(5), epochs(2, 2)), "covers 4 of 5 steps"),
-        (lambda: sensitivity(np.eye(2), Unheard()), "no sensitivity is known"),
+        (lambda: sensitivity(np.eye(2), Unheard()), "is not known; use once"),
     ],
 )
 def test_bad_input_is_named(call, words):

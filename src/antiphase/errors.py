@@ -1,15 +1,16 @@
-"""Ways to fail that have a name of their own.
+"""Errors and warnings of antiphase.
 
-Bad arguments are ``ValueError`` and ``TypeError``, as everywhere in Python; what is here says more than that.
+Bad arguments raise ``ValueError`` and ``TypeError``, as usual in Python. The classes here are for
+failures that a program may want to tell apart.
 """
 
 
 class AntiphaseError(Exception):
-    """Base of every error that is particular to antiphase."""
+    """Base class of the errors that are specific to antiphase."""
 
 
 class AntiphaseWarning(UserWarning):
-    """Base of every warning of antiphase: training goes on, but a stated condition needs attention."""
+    """Base class of the warnings: training continues, but a stated condition needs attention."""
 
 
 class FileFormatError(AntiphaseError, ValueError):
@@ -17,19 +18,22 @@ class FileFormatError(AntiphaseError, ValueError):
 
 
 class DataError(AntiphaseError, ValueError):
-    """A data set cannot be had, cannot be stored, or is not what it should be. Nothing half-written stays."""
+    """A dataset could not be obtained or stored, or has unexpected content.
+
+    Nothing that is half-written is left behind.
+    """
 
 
 class TooLargeError(AntiphaseError, MemoryError):
-    """A dense T × T array was asked for that would not fit in memory."""
+    """A dense T × T array would not fit in memory."""
 
 
 class HorizonError(AntiphaseError, RuntimeError):
-    """More rows of noise were asked for than the mechanism was planned for. Nothing was drawn."""
+    """More rows of noise were requested than the mechanism was planned for. None was drawn."""
 
 
 class KeyFileError(AntiphaseError, ValueError):
-    """A key file is damaged, can be read by others, or does not know the run that is to go on."""
+    """A key file is damaged, can be read by others, or does not contain the run to resume."""
 
 
 class StateError(AntiphaseError, ValueError):
@@ -37,24 +41,36 @@ class StateError(AntiphaseError, ValueError):
 
 
 class ParticipationError(AntiphaseError, RuntimeError):
-    """An example would take part more often, sooner or elsewhere than the plan allows. Nothing was released."""
+    """An example would take part more often, sooner or in other steps than the plan allows.
+
+    Nothing was released.
+    """
 
 
 class ReplayError(AntiphaseError, RuntimeError):
-    """A step whose noise was drawn before would be released again with other data. Nothing was released."""
+    """A step whose noise was drawn before would be released again with other data.
+
+    Nothing was released.
+    """
 
 
 class BypassError(AntiphaseError, RuntimeError):
-    """Gradients without noise were about to reach the model."""
+    """Gradients without noise would have reached the model."""
 
 
 class SettingsError(AntiphaseError, RuntimeError):
-    """A setting that the promise rests on was changed after make_private. Nothing was released."""
+    """A setting that the guarantee depends on was changed after make_private.
+
+    Nothing was released.
+    """
 
 
 class PerExampleGradientError(AntiphaseError, ValueError):
-    """The gradients of single examples cannot be told apart, or come out wrong. Nothing was released."""
+    """Per-example gradients cannot be separated, or are wrong. Nothing was released."""
 
 
 class ModelChangedError(AntiphaseError, RuntimeError):
-    """A forward or backward pass wrote into parameters or buffers of the model. Nothing was released."""
+    """A forward or backward pass changed parameters or buffers of the model.
+
+    Nothing was released.
+    """

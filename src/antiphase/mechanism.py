@@ -125,7 +125,7 @@ class Mechanism:
         return self.noise_multiplier * self.clip_norm * self.sensitivity
 
     def epsilon(self, delta: float | None = None, *, rows: int | None = None) -> float:
-        """ε of the plan or of its first rows, rounded up. [G7]
+        """ε of the plan or of its first rows, rounded up [G7].
 
         Args:
             delta: the δ; by default `target_delta`.
@@ -137,7 +137,7 @@ class Mechanism:
         return self.accountant.epsilon(self.noise_multiplier, delta, rows)
 
     def epsilon_of_runs(self, runs: Sequence[int], delta: float | None = None) -> float:
-        """ε of several runs over the same data, each with independent noise; rounded up. [G7]
+        """ε of several runs over the same data, each with independent noise; rounded up [G7].
 
         Args:
             runs: how many first rows each run has released.
@@ -156,7 +156,7 @@ class Mechanism:
         return self.accountant.epsilon_of_runs(self.noise_multiplier, delta, runs)
 
     def delta(self, epsilon: float, *, rows: int | None = None) -> float:
-        """δ at ε of the plan or of its first rows, rounded up. [G7]"""
+        """δ at ε of the plan or of its first rows, rounded up [G7]."""
         rows = self._rows(rows)
         if rows == 0:
             return 0.0

@@ -241,6 +241,6 @@ def from_epochs(steps: int, count: Any) -> Participation:
     if (count - 1) * every >= steps:
         raise ValueError(
             f"epochs = {count} does not fit steps = {steps}: with {every} steps in an epoch there "
-            f"are only {-(-steps // every)}; give participation=epochs(count, every=steps_per_epoch)"
+            f"are only {-(-steps // every)}; use participation=epochs(count, every=…)"
         )
     return Epochs(count, every)

@@ -219,8 +219,8 @@ CALLS = {
                         "?epsilon": POSITIVE, "?delta": SHARES, "?clip_norm": POSITIVE, "?momentum": SHARES}),
     "data.load": (data.load, {"source": TEXT(["digits", *WORDS[:3], "absent"])}),
     "load_texts": (data.load_texts, {"source": TEXT([*WORDS[:3], "absent"])}),
-    "verify": (verify, {"made": TEXT([F, M]), "?delta": SHARES}),
-    "verify a statement": (verify, {"made": st.just(M), "claims": st.just({"delta": 1e-5, "epsilon": 0.1})}),
+    "verify": (verify, {"target": TEXT([F, M]), "?delta": SHARES}),
+    "verify a statement": (verify, {"target": st.just(M), "claims": st.just({"delta": 1e-5, "epsilon": 0.1})}),
 }  # fmt: skip
 
 

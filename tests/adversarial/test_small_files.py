@@ -169,7 +169,7 @@ BOMBS = {
     ),
     "balls in bins of many steps": lambda: mechanism(
         factorization("Toeplitz", 20_000, stored={"coefficients": np.ones(2), "normalized": False}),
-        sampling=ap.sampling.BallsInBins(),
+        sampler="balls-in-bins",
     ),
     "one name for many arrays": one_name_for_many,
 }

@@ -110,7 +110,7 @@ INPUT_ERRORS = {
     "verify plan.antiphase --statement garbage": "not a statement",
     "verify plan.antiphase --statement absent.json": "absent.json: No such file",
     "verify plan.antiphase --statement list.json": "not a statement",
-    "verify design.antiphase --statement statement.json": "promises nothing",
+    "verify design.antiphase --statement statement.json": "has no guarantee",
     "data nope": "digits, mnist, fashion-mnist, cifar10",
     "data absent.csv": "absent.csv",
     "data garbage.csv": "garbage.csv",

@@ -9,8 +9,8 @@ amplification for matrix mechanisms*). With ``L = log dP/dQ``,
     δ(ε) = max( E_P[(1 − e^{ε − L})₊],  E_Q[(1 − e^{ε + L})₊] ),
 
 and L depends on the output only through its inner products with the ``m_i``, which are b Gaussian
-variables whatever the number of steps. Both expectations are of variables in [0, 1]; each is bounded
-from a sample mean by Hoeffding's inequality.
+variables whatever the number of steps. Both expectations are of variables in [0, 1]; each is
+bounded from a sample mean by Hoeffding's inequality.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def delta_bound(
     failure: float = FAILURE_PROBABILITY,
     samples: int = DELTA_SAMPLES,
 ) -> MonteCarloBound:
-    r"""Upper bound on δ at ε. [G7]
+    r"""Upper bound on δ at ε [G7].
 
     Args:
         gram: inner products ``⟨m_i, m_j⟩`` of the bins' column sums.
@@ -85,10 +85,10 @@ def delta_bound(
 def epsilon_bound(
     gram: Array, noise_multiplier: float, delta: float, *, failure: float = FAILURE_PROBABILITY
 ) -> MonteCarloBound:
-    """Upper bound on ε at δ. [G7]
+    """Upper bound on ε at δ [G7].
 
-    An estimate proposes a candidate; `delta_bound` certifies it with samples of its own. The failure
-    probabilities of all attempts add up to at most ``failure``.
+    An estimate proposes a candidate; `delta_bound` certifies it with samples of its own. The
+    failure probabilities of all attempts add up to at most ``failure``.
 
     Raises:
         ValueError: no candidate could be certified.
@@ -115,8 +115,8 @@ def required_samples(delta: float, failure: float = FAILURE_PROBABILITY) -> int:
 def hoeffding_bound(mean: float, samples: int, failure: float) -> float:
     """Upper bound on the expectation of variables in [0, 1], from the mean of independent samples.
 
-    Hoeffding's inequality in its form with relative entropy: for any larger expectation, a mean this
-    small has a probability of less than ``failure``.
+    Hoeffding's inequality in its form with relative entropy: for any larger expectation, a mean
+    this small has a probability of less than ``failure``.
     """
     room = math.log(1 / failure) / samples
     low, high = mean, 1.0
@@ -135,8 +135,8 @@ def _relative_entropy(p: float, q: float) -> float:
 class _Mixture:
     """P and Q in terms of ``u_i = ⟨output, m_i⟩/σ²``.
 
-    With ``G = gram/σ²``, u is Gaussian with covariance G; its mean is row i of G under component i of
-    P, and 0 under Q. The loss is ``L = log ⅟b Σ exp(u_i − G_ii/2)``.
+    With ``G = gram/σ²``, u is Gaussian with covariance G; its mean is row i of G under component i
+    of P, and 0 under Q. The loss is ``L = log ⅟b Σ exp(u_i − G_ii/2)``.
     """
 
     def __init__(self, gram: Array, noise_multiplier: float) -> None:
@@ -145,7 +145,7 @@ class _Mixture:
         square = gram.shape[0] == gram.shape[1] > 0
         if not square or not np.allclose(gram, gram.T, rtol=1e-9, atol=0.0):
             raise ValueError(
-                f"gram has shape {gram.shape}: it must be a symmetric matrix with a row for each bin"
+                f"gram has shape {gram.shape}: it must be symmetric, with a row for each bin"
             )
         # PRIVACY: with a negative entry the mixture is not known to be the worst case.   [G9]
         if (gram < 0).any():
@@ -187,7 +187,7 @@ class _Mixture:
     def importance_sampled_losses(
         self, samples: int, rng: np.random.Generator, deviations: float = 4.0
     ) -> tuple[Array, Array]:
-        """L for samples of P, moved away from 0 by so many standard deviations, and their weights."""
+        """L for samples of P that are moved by so many standard deviations, and their weights."""
         i = rng.integers(len(self._G), size=samples)
         own = self._G[i, i]
         far = 1 + deviations / np.sqrt(own)
@@ -240,7 +240,7 @@ def estimated_epsilon(
 
 
 class BallsInBinsAccountant(Accountant):
-    """Random assignment of records to the batches of an epoch; never worse than no amplification."""
+    """Random assignment of records to batches; never worse than no amplification."""
 
     def __init__(self, factorization: Factorization, adjacency: str = "zero-out") -> None:
         super().__init__(factorization, adjacency)

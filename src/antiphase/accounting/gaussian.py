@@ -25,7 +25,7 @@ MAX_SEARCHED = 1e150  # end of every search: the squares of larger floats overfl
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-    """The smallest δ for which the Gaussian mechanism is (ε, δ)-DP, rounded up. [G7]
+    """The smallest δ for which the Gaussian mechanism is (ε, δ)-DP, rounded up [G7].
 
     Args:
         noise_multiplier: standard deviation of the noise, in units of the L2 sensitivity.
@@ -41,7 +41,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """The smallest ε for which the Gaussian mechanism is (ε, δ)-DP, rounded up. [G7]
+    """The smallest ε for which the Gaussian mechanism is (ε, δ)-DP, rounded up [G7].
 
     Args:
         noise_multiplier: standard deviation of the noise, in units of the L2 sensitivity.
@@ -74,7 +74,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier for which the Gaussian mechanism is (ε, δ)-DP. [G7]
+    """The smallest noise multiplier for which the Gaussian mechanism is (ε, δ)-DP [G7].
 
     Guarantee: ``gaussian_epsilon(gaussian_noise_multiplier(ε, δ), δ) <= ε``.
 

@@ -36,7 +36,7 @@ def checked_rate(name: str, rate: float) -> float:
 def poisson_epsilon(
     noise_multiplier: float, delta: float, *, sampling_rate: float, steps: int
 ) -> float:
-    """ε of DP-SGD with Poisson samples, for adding, removing or zeroing out one record. [G7]
+    """ε of DP-SGD with Poisson samples, for adding, removing or zeroing out one record [G7].
 
     An upper bound, by dp-accounting's privacy loss distributions with pessimistic discretisation.
 
@@ -57,7 +57,7 @@ def poisson_epsilon(
 def poisson_delta(
     noise_multiplier: float, epsilon: float, *, sampling_rate: float, steps: int
 ) -> float:
-    """δ of DP-SGD with Poisson samples at ε, rounded up; see `poisson_epsilon`. [G7]"""
+    """δ of DP-SGD with Poisson samples at ε, rounded up; see `poisson_epsilon` [G7]."""
     arguments = _checked(noise_multiplier, sampling_rate, steps)
     epsilon = check.real_number("epsilon", epsilon, minimum=0.0)
     return float(_loss_distribution(*arguments)[1](epsilon))
@@ -66,7 +66,7 @@ def poisson_delta(
 def poisson_noise_multiplier(
     epsilon: float, delta: float, *, sampling_rate: float, steps: int
 ) -> float:
-    """A noise multiplier with which DP-SGD with Poisson samples is (ε, δ)-DP. [G7]
+    """A noise multiplier with which DP-SGD with Poisson samples is (ε, δ)-DP [G7].
 
     Args:
         epsilon: the ε, above 0.

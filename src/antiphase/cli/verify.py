@@ -34,7 +34,7 @@ def verify(
     claims = verification.read_statement(statement) if statement is not None else None
     with progress_bar(display.silent, f"verifying {file}"):
         checks = verification.verify(loaded, claims, delta=delta, full=full)
-    failed = [check.what for check in checks if not check.holds]
+    failed = [check.name for check in checks if not check.holds]
     if display.as_json:
         result = {"file": file, "holds": not failed, "checks": [vars(check) for check in checks]}
         output.print_json(result)
@@ -42,7 +42,7 @@ def verify(
         _print(checks)
     if failed:
         subject = str(file)
-        if statement is not None and failed == [checks[-1].what]:
+        if statement is not None and failed == [checks[-1].name]:
             subject = f"{statement} is not a statement of {file}"
         output.print_error(
             "error", f"{subject}: {len(failed)} of {len(checks)} checks fail. Do not rely on it."
@@ -50,9 +50,9 @@ def verify(
         raise typer.Exit(errors.EXIT_NO)
     if not display.as_json:
         output.print_text(f"{file}: all {len(checks)} checks hold.")
-    if loaded.steps > verification.LARGEST:
+    if loaded.steps > verification.MAX_ENCODER_STEPS:
         output.print_warning(
-            f"{loaded.steps:,} steps exceed {verification.LARGEST:,}: the encoder was not checked "
+            f"{loaded.steps:,} steps exceed {verification.MAX_ENCODER_STEPS:,}: the encoder was not checked "
             "entry by entry, and no noise was drawn"
         )
 
@@ -60,5 +60,5 @@ def verify(
 def _print(checks: list[verification.Check]) -> None:
     for check in checks:
         mark = "[green]holds[/]" if check.holds else "[bold red]FAILS[/]"
-        text = f"{check.what}: claimed {check.claimed}; found {check.found}"
+        text = f"{check.name}: claimed {check.claimed}; found {check.computed}"
         output.out.print(f"{mark}  {escape(text)}")
