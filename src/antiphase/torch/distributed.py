@@ -114,7 +114,7 @@ class Group:
 
         Guarantee: the noise of all processes together is that of one process, bit for bit.   [G17]
         """
-        # PRIVACY: every coordinate has one owner: no noise is added twice, and none is missing.   [G17]
+        # PRIVACY: each coordinate has one owner: no noise is added twice or missing.   [G17]
         loads = [0] * self.world
         owner = {}
         for name, shape in sorted(shapes.items(), key=lambda item: (-math.prod(item[1]), item[0])):
@@ -232,7 +232,7 @@ class Group:
                 "batch is divided among them, without padding"
             )
         self.require_same("batches", (len(batches.order), batches.batch_size, batches.drop_last))
-        # PRIVACY: parts of two different orders may share an example, which counts twice then.   [G17]
+        # PRIVACY: parts of two orders may share an example, which would count twice.   [G17]
         order = self.agreed(batches.order)
         batches.share(order, self.rank, self.world)
 

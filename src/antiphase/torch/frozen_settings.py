@@ -83,7 +83,7 @@ class FrozenSettings:
             before, now = self._before[group], read()
             for name in before | now:
                 old, new = before.get(name, _MISSING), now.get(name, _MISSING)
-                # PRIVACY: the noise is scaled for these values, and ε was computed for them.   [G16]
+                # PRIVACY: noise and ε were computed for these values.   [G16]
                 if not _same(old, new):
                     raise SettingsError(
                         f"{group}.{name} was {_shown(old, 'a')} when make_private planned the "
@@ -106,6 +106,11 @@ class ReleasedOnce:
         self._release, self._before = release, release.releases
 
     def __call__(self, *_: Any) -> None:
+        """Refuse a step without a release.
+
+        Raises:
+            BypassError: if nothing was released since the last step.
+        """
         now = self._release.releases
         # PRIVACY: gradients that did not pass through the release have no noise.   [G16]
         if now <= self._before:
@@ -126,7 +131,7 @@ _MISSING = _Missing()
 
 
 def _settings(item: Any) -> dict[str, Any]:
-    """Public attributes of an object that training does not change, and methods that were replaced."""
+    """Public attributes that training does not change, and methods that were replaced."""
     settings: dict[str, Any] = {}
     kind: Any = type(item)
     for name, value in vars(item).items():

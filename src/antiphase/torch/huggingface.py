@@ -138,7 +138,7 @@ class PrivateTrainer(_Trainer):
             raise ValueError(
                 f"example_losses has shape {tuple(losses.shape)}, for {self._examples} examples"
             )
-        # PRIVACY: not scaled by tokens or accumulation, which would depend on other examples.   [G16]
+        # PRIVACY: not scaled by tokens or accumulation, which depend on other examples.   [G16]
         loss = losses.mean()
         loss.backward()
         self._examples = 0

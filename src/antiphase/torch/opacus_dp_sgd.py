@@ -42,7 +42,7 @@ class OpacusEngine(opacus.PrivacyEngine):
         refuse_foreign_parameters(request.module, request.optimizer)
         coverage.require_coverage(request.module, request.optimizer, request.uncovered)
         poisson = request.poisson_sampling is not False
-        # PRIVACY: Opacus' ε is that of Poisson samples and of no other batches; see get_epsilon.   [G9]
+        # PRIVACY: Opacus' ε is that of Poisson samples and of no other batches.   [G9]
         self._poisson_sampled = self._poisson_sampled and poisson
         private = super().make_private(poisson_sampling=poisson, **request.for_opacus)
         _guard(request, private)

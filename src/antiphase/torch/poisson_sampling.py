@@ -112,14 +112,14 @@ class _CheckedExamples:
 
     def _refuse_others(self, count: int) -> None:
         samples = self._recorded.samples_of(count)
-        # PRIVACY: ε is that of Poisson samples; for examples of another loader it is too small.   [G9]
+        # PRIVACY: ε is that of Poisson samples; for other examples it is too small.   [G9]
         if self._recorded.take(count) is None:
             raise ParticipationError(
                 f"{count} gradients of examples that the returned loader did not hand over for "
                 "this step. Nothing was released. Take every batch from the loader that "
                 "make_private returned, not from the one given to it"
             )
-        # PRIVACY: Opacus accounts for as many samples as backward passes; others would be free.   [G9]
+        # PRIVACY: Opacus accounts for one sample for each backward pass, and no others.   [G9]
         if samples > 1 and samples != self._accounted_samples():
             raise ParticipationError(
                 f"{samples} samples in one step, of which {self._accounted_samples()} would be "

@@ -315,7 +315,7 @@ class PrivacyEngine(OpacusEngine):
     def _refuse_second_training(self) -> None:
         released = self._opacus_steps if self._training is None else self._training.release.drawn
         if released:
-            # PRIVACY: what was released before, by a plan or by Opacus, would be forgotten.   [G15]
+            # PRIVACY: what a plan or Opacus released before would be forgotten.   [G15]
             raise ValueError(
                 f"this engine has released {released} steps. A second training on the same data is "
                 "a second release: use an engine of its own, and add the two up"

@@ -104,7 +104,7 @@ class ShardedNoise:
             )
         self._stream = None
         if covers:
-            # PRIVACY: the counter has the place in the whole tensor: no shards share normals.   [G17]
+            # PRIVACY: the counter has the place in the whole tensor: no normals twice.   [G17]
             place: dict[str, Any] = {"shapes": covers, "first_chunks": first_chunks}
             budget = share_of_memory(memory, covers, shapes)
             self._stream = NoiseStream(

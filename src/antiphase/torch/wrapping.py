@@ -243,7 +243,7 @@ def _accounted_participation(mechanism: Mechanism) -> Participation:
 
     A Poisson sample may hold every record; each step is accounted for as one that does.
     """
-    # PRIVACY: ε is that of the mechanism's participation, whatever the plan was derived from.   [G14]
+    # PRIVACY: ε is that of the mechanism's participation, whatever the plan's is.   [G14]
     own = mechanism.factorization.participation
     return min_separation(mechanism.steps, 1) if isinstance(mechanism.sampling, Poisson) else own
 
