@@ -192,9 +192,8 @@ def warn_of_lost_key(release: Release) -> None:
     """Warn that no other process can resume from a checkpoint whose key is in memory alone."""
     if release.key.path is None and not release.key.is_insecure:
         warn(
-            "save_checkpoint: the key of this run is in memory alone, so that no other process can "
-            "go on from this checkpoint. Keep the key in a file from the start: "
-            'PrivacyEngine(key="path") creates or loads it'
+            "save_checkpoint: the key of this run is in memory alone, so no other process can "
+            'resume it. Keep the key in a file: PrivacyEngine(key="path") creates or loads it'
         )
 
 

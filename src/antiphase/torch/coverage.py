@@ -60,9 +60,8 @@ def require_coverage(module: nn.Module, optimizer: Any, uncovered: str = "refuse
     if missing and uncovered == "refuse":
         raise ValueError(
             f"optimizer: {shortened(missing)} require gradients and are not in this optimizer, so "
-            "that whatever else trains them does so without privacy. Give all parameters to one "
-            "optimizer (groups may have options of their own), or freeze them: "
-            'make_private(…, uncovered="freeze")'
+            "they may be trained without privacy. Give all parameters to one optimizer, or freeze "
+            'them: make_private(…, uncovered="freeze")'
         )
     if missing:
         for p in missing.values():
@@ -84,8 +83,7 @@ def refuse_uncovered(module: nn.Module, optimizer: Any) -> None:
     if missing:
         raise SettingsError(
             f"{shortened(missing)}: require gradients now, and are not in the private optimizer. "
-            "Nothing was released. Freeze them again, or call make_private with an optimizer that "
-            "has them"
+            "Nothing was released. Freeze them, or call make_private with all parameters"
         )
 
 

@@ -64,9 +64,8 @@ class Group:
         if isinstance(module, FSDPModule):
             if grad_sample_mode != "ghost_fsdp":
                 raise ValueError(
-                    f"grad_sample_mode = {grad_sample_mode!r}: a model of fully_shard has "
-                    "gradients of single examples on no process. Use "
-                    'grad_sample_mode="ghost_fsdp", which needs their norms alone'
+                    f"grad_sample_mode = {grad_sample_mode!r}: no process has the whole gradient "
+                    'of an example of a model of fully_shard. Use grad_sample_mode="ghost_fsdp"'
                 )
             group = dataclasses.replace(cls.current(), sharded=True)
             prepare_sharded_model(module, group.rank, group.world)
@@ -84,18 +83,16 @@ class Group:
         if isinstance(wrapped, DDP):
             # PRIVACY: DDP sums in the backward pass, before anything is clipped or checked.   [G17]
             raise ValueError(
-                "the module is a torch DistributedDataParallel, which averages gradients among the "
-                "processes in every backward pass, before they are clipped, and waits for ever if "
-                "one has fewer passes than another. Wrap the model in opacus.distributed."
-                "DifferentiallyPrivateDistributedDataParallel instead, which sums once for each "
-                "step, with noise"
+                "the module is a torch DistributedDataParallel, which averages gradients in every "
+                "backward pass, before they are clipped. Wrap the model in "
+                "opacus.distributed.DifferentiallyPrivateDistributedDataParallel instead"
             )
         group = cls.current()
         if group.world > 1 and not isinstance(wrapped, DPDDP):
             warn(
-                f"{group.world} processes run, but the module is not wrapped in opacus.distributed."
-                "DifferentiallyPrivateDistributedDataParallel: this one trains alone, and ε is for "
-                "what it releases"
+                f"{group.world} processes run, but the module is no "
+                "DifferentiallyPrivateDistributedDataParallel of opacus.distributed: this one "
+                "trains alone, and ε is for what it releases"
             )
             return cls()
         return group
@@ -227,9 +224,8 @@ class Group:
         batches = loader.batch_sampler.sampler
         if not isinstance(batches, FixedOrderBatches):
             raise ValueError(
-                "data_loader has a sampler of its own in a distributed run. Give an ordinary "
-                "loader over the whole dataset with the batch size of all processes together: each "
-                "batch is divided among them, without padding"
+                "data_loader has a sampler of its own in a distributed run. Give a loader over the "
+                "whole dataset with the batch size of all processes together, which divide it"
             )
         self.require_same("batches", (len(batches.order), batches.batch_size, batches.drop_last))
         # PRIVACY: parts of two orders may share an example, which would count twice.   [G17]
@@ -241,9 +237,8 @@ class Group:
             work()
         except RuntimeError as error:
             raise RuntimeError(
-                f"process {self.rank} of {self.world} lost another one, and none can go on alone "
-                "(their shares of the noise belong together). Start all of them again; they resume "
-                "from the last checkpoint"
+                f"process {self.rank} of {self.world} lost another one, and none can go on alone. "
+                "Start all of them again; they resume from the last checkpoint"
             ) from error
 
 

@@ -46,9 +46,8 @@ def refuse_mixing(module: nn.Module, loader: Any) -> bool:
     if influence is not None and influence > 0:
         raise MixingError(
             "the model mixes examples: the output for one moves with the input of another "
-            f"({influence:.1e}). Clipping one example's gradient does not bound its influence "
-            "then. Normalise within examples (GroupNorm, LayerNorm) instead of over the batch; or, "
-            "if you know better, make_private(…, probe=False)"
+            f"({influence:.1e}), so clipping does not bound an example's influence. Normalise "
+            "within examples (GroupNorm, LayerNorm); or, if you know better, probe=False"
         )
     return influence is not None
 

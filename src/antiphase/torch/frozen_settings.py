@@ -115,9 +115,8 @@ class ReleasedOnce:
         # PRIVACY: gradients that did not pass through the release have no noise.   [G16]
         if now <= self._before:
             raise BypassError(
-                "the inner optimizer was about to step without a release of its own, past clipping "
-                "and noise. The model was not changed. Call step() of the optimizer that "
-                "make_private returned, as it was returned"
+                "the inner optimizer was about to step without a release of its own. The model was "
+                "not changed. Call step() of the optimizer that make_private returned"
             )
         self._before = now
 

@@ -149,33 +149,16 @@ class PrivateTrainer(_Trainer):
 
     def _refuse_unsupported(self) -> None:
         args = self.args
+        clip, devices = args.max_grad_norm, max(args.world_size, args.n_gpu)
+        own_loss = self.compute_loss_func is not None or self.label_smoother is not None
         refusals = [
-            (
-                args.max_grad_norm,
-                f"TrainingArguments(max_grad_norm={args.max_grad_norm}): it clips whole batches; "
-                "examples are clipped to privacy['max_grad_norm']. Say "
-                "TrainingArguments(max_grad_norm=0)",
-            ),
-            (
-                max(args.world_size, args.n_gpu) > 1,
-                "several devices: gradients would be summed before they are clipped",
-            ),
-            (
-                args.fp16,
-                "fp16: a scaled loss would be clipped before it is scaled back. Use bf16, or "
-                "neither",
-            ),
-            (
-                args.gradient_checkpointing,
-                "gradient_checkpointing: layers run twice, and Opacus would count them twice",
-            ),
-            (args.auto_find_batch_size, "auto_find_batch_size: the plan is for one"),
-            (self.model_init is not None, "model_init: a plan is for one model"),
-            (
-                self.compute_loss_func is not None or self.label_smoother is not None,
-                "compute_loss_func, label_smoothing_factor: training has a loss of its own; "
-                "override example_losses",
-            ),
+            (clip, f"max_grad_norm = {clip} clips whole batches. Use TrainingArguments with 0"),
+            (devices > 1, "several devices: sums before clipping. Use one device"),
+            (args.fp16, "fp16 scales the loss before clipping. Use bf16, or neither"),
+            (args.gradient_checkpointing, "gradient_checkpointing runs layers twice"),
+            (args.auto_find_batch_size, "auto_find_batch_size: the plan is for one batch size"),
+            (self.model_init is not None, "model_init: the plan is for one model"),
+            (own_loss, "compute_loss_func, label_smoothing_factor: override example_losses"),
         ]
         for unsupported, reason in refusals:
             if unsupported:

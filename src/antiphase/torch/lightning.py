@@ -155,49 +155,26 @@ class PrivacyCallback(_Callback):
 def _refuse_unsupported(trainer: Any) -> None:
     """Refuse what Lightning would do to gradients, steps or batches that the plan does not know."""
     loader = trainer.train_dataloader
+    clip, accumulation = trainer.gradient_clip_val, trainer.accumulate_grad_batches
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    has_length = isinstance(loader, DataLoader) and trainer.num_training_batches < float("inf")
     refusals = [
-        (
-            trainer.world_size > 1,
-            "several processes: Lightning sums gradients before they are clipped. Use one device",
-        ),
-        (
-            trainer.gradient_clip_val,
-            f"gradient_clip_val = {trainer.gradient_clip_val}: gradients are clipped example by "
-            "example, to max_grad_norm of PrivacyCallback. Leave gradient_clip_val out",
-        ),
-        (
-            trainer.accumulate_grad_batches != 1,
-            f"accumulate_grad_batches = {trainer.accumulate_grad_batches}: Lightning divides the "
-            "loss by it, so that examples would be clipped at another norm. Use a larger "
-            "batch_size",
-        ),
-        (
-            len(trainer.optimizers) != 1,
-            f"{len(trainer.optimizers)} optimizers: the plan is for the steps of one",
-        ),
-        (
-            getattr(trainer.precision_plugin, "scaler", None) is not None,
-            "a scaler of the loss (precision 16-mixed): the examples' gradients would be clipped "
-            "before they are scaled back. Use 32 or bf16",
-        ),
-        (
-            trainer.reload_dataloaders_every_n_epochs > 0,
-            "reload_dataloaders_every_n_epochs: the plan is for one loader",
-        ),
-        (
-            not isinstance(loader, DataLoader) or trainer.num_training_batches == float("inf"),
-            f"the train dataloader is a {type(loader).__name__}: the plan is for one torch "
-            "DataLoader of known length",
-        ),
+        (trainer.world_size > 1, "several processes: sums before clipping. Use one device"),
+        (clip, f"gradient_clip_val = {clip} clips whole batches. Leave it out"),
+        (accumulation != 1, f"accumulate_grad_batches = {accumulation} scales the losses"),
+        (len(trainer.optimizers) != 1, f"{len(trainer.optimizers)} optimizers: a plan is for one"),
+        (scaler is not None, "precision 16-mixed scales the loss. Use 32 or bf16"),
+        (trainer.reload_dataloaders_every_n_epochs > 0, "reload_dataloaders_every_n_epochs > 0"),
+        (not has_length, f"{type(loader).__name__}: give one torch DataLoader of known length"),
     ]
     for unsupported, reason in refusals:
         if unsupported:
             raise ValueError(reason)
-    if trainer.num_training_batches != len(loader):
+    batches = trainer.num_training_batches
+    if batches != len(loader):
         raise ValueError(
-            "limit_train_batches (or overfit_batches, fast_dev_run): "
-            f"{trainer.num_training_batches} of {len(loader)} batches an epoch, and the plan is "
-            "for whole epochs. Use a smaller dataset, or max_steps"
+            "limit_train_batches (or overfit_batches, fast_dev_run): an epoch has "
+            f"{batches} of {len(loader)} batches, and the plan is for whole epochs. Use max_steps"
         )
     if trainer.estimated_stepping_batches == float("inf"):
         raise ValueError(

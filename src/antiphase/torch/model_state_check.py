@@ -95,9 +95,8 @@ class UnchangedModel:
         if name is not None:
             raise ModelChangedError(
                 f"{name}: it was changed in a forward or backward pass, or before step() by other "
-                "code. What a layer writes into the model goes past clipping and noise. Nothing "
-                "was released. Use a layer without running statistics or max_norm, and change "
-                "weights after step() only"
+                "code, past clipping and noise. Nothing was released. Use a layer without running "
+                "statistics or max_norm, and change weights after step() only"
             )
 
 

@@ -190,8 +190,8 @@ class NoiseRun:
             # PRIVACY: rows of two keys do not cancel; together they are two releases.   [G15]
             raise KeyFileError(
                 "the checkpoint was saved with another key, or by a version of antiphase with an "
-                "incompatible noise format. Nothing was changed. Go on with that, or with fresh "
-                "noise, accounted as a second release: load_checkpoint(…, fresh_noise=True)"
+                "incompatible noise format. Nothing was changed. Use that key, or account for a "
+                "second release: load_checkpoint(…, fresh_noise=True)"
             )
         self._check_process(state)
         run = str(state["run"])
@@ -211,9 +211,9 @@ class NoiseRun:
         if same_key and not fresh_noise and not recorded:
             # PRIVACY: nothing says here which rows went out with which sums.   [G15]
             raise KeyFileError(
-                "the key has no file, so that there is no record of what was released. Nothing was "
-                "changed. Keep keys in files (Key.save, Key.load), or go on with fresh noise, "
-                "accounted as a second release"
+                "the key has no file, so there is no record of what was released. Nothing was "
+                "changed. Keep keys in files (Key.save), or account for a second release: "
+                "load_checkpoint(…, fresh_noise=True)"
             )
         return run
 
@@ -223,9 +223,9 @@ class NoiseRun:
     def _check_plan(self, state: dict[str, Any]) -> None:
         if state["mechanism"] != self.mechanism.digest:
             raise StateError(
-                f"the checkpoint was saved with mechanism {state['mechanism'][:16]}…, and this one "
-                f"is {self.mechanism.digest[:16]}…. Nothing was changed. Call make_private with "
-                "the same arguments"
+                f"the checkpoint was saved with mechanism {state['mechanism'][:16]}…, not "
+                f"{self.mechanism.digest[:16]}…. Nothing was changed. Call make_private with the "
+                "same arguments"
             )
         if state["world"] != self.group.world:
             raise StateError(

@@ -57,9 +57,8 @@ class OpacusEngine(opacus.PrivacyEngine):
         """ε at ``delta`` of the steps in the accountant of Opacus."""
         if not self._poisson_sampled:
             raise ValueError(
-                "poisson_sampling = False: the ε of DP-SGD is that of Poisson samples, and these "
-                "batches are none. Plan ahead, make_private(…, epochs=…), for an ε that holds for "
-                "batches in a fixed order"
+                "poisson_sampling = False: the ε of DP-SGD holds for Poisson samples, and these "
+                "batches are none. For batches in a fixed order give make_private(…, epochs=…)"
             )
         if not len(self.accountant):
             raise ValueError(
@@ -75,9 +74,8 @@ class OpacusEngine(opacus.PrivacyEngine):
         if grad_sample_mode not in ("hooks", "functorch", "ghost") or processes > 1:
             warn(
                 f"grad_sample_mode = {grad_sample_mode!r}, {processes} process(es): clipping is "
-                "Opacus' own. Its norms are no upper bounds in floating point, so that an example "
-                'may contribute more than the clip norm. Use one process and "hooks" or "ghost", '
-                "or a plan (epochs=…, poisson_sampling=False)"
+                "Opacus' own, whose norms are no upper bounds in floating point. Use one process "
+                'and "hooks" or "ghost", or a plan (epochs=…, poisson_sampling=False)'
             )
             return super()._prepare_model(module, grad_sample_mode=grad_sample_mode, **options)
         ModuleValidator.validate(module, strict=True)
@@ -127,13 +125,8 @@ def _guard(request: Request, private: tuple[Any, ...]) -> None:
     ]
     if isinstance(optimizer, IndependentNoise):
         if request.probe:
-            check_gradients(
-                request.module,
-                wrapped,
-                request.grad_sample_mode,
-                request.data_loader,
-                request.probe_inputs,
-            )
+            mode, examples = request.grad_sample_mode, request.data_loader
+            check_gradients(request.module, wrapped, mode, examples, request.probe_inputs)
         unchanged = UnchangedModel(plain(request.module), optimizer)
         unchanged.attach()
         optimizer.guard_inner()

@@ -181,8 +181,7 @@ def planned_learning_rates(
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ValueError(
             "scheduler = ReduceLROnPlateau: its rates follow the losses, so they are not known "
-            "ahead, and losses on the training data are not private. Leave scheduler out to "
-            "design for constant rates"
+            "ahead, and not private. Leave scheduler out to design for constant rates"
         )
     groups = [
         {**group, "params": [torch.zeros(1, requires_grad=True)]}
@@ -214,8 +213,7 @@ def _batches_per_epoch(loader: Any, factorization: Factorization | None) -> int:
         if factorization is not None:
             return factorization.steps
         raise ValueError(
-            "data_loader has no length, so who takes part when does not follow from it. Design "
-            "the mechanism yourself, with its participation: "
+            "data_loader has no length, so participation does not follow from it. Give it: "
             "PrivacyEngine(mechanism=antiphase.design(…, participation=…))"
         ) from error
 

@@ -116,15 +116,14 @@ class _CheckedExamples:
         if self._recorded.take(count) is None:
             raise ParticipationError(
                 f"{count} gradients of examples that the returned loader did not hand over for "
-                "this step. Nothing was released. Take every batch from the loader that "
-                "make_private returned, not from the one given to it"
+                "this step. Nothing was released. Take batches from the loader that make_private "
+                "returned, not from the one given to it"
             )
         # PRIVACY: Opacus accounts for one sample for each backward pass, and no others.   [G9]
         if samples > 1 and samples != self._accounted_samples():
             raise ParticipationError(
                 f"{samples} samples in one step, of which {self._accounted_samples()} would be "
-                "accounted for. Nothing was released. Take a step for each batch, or give "
-                "make_private a loader with larger batches"
+                "accounted for. Nothing was released. Take one step for each batch"
             )
         limit = getattr(self._optimizer, "most_examples", count)
         if count > limit:

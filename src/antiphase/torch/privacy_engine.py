@@ -301,12 +301,11 @@ class PrivacyEngine(OpacusEngine):
     def _refuse_mixed_accounting(self) -> None:
         if self.key is not None:
             warn(
-                "key: it is not used. Here everything is Opacus' own, and noise comes from torch's "
-                "generator; with a plan (epochs=…, poisson_sampling=False) it would come from the "
-                "key"
+                "key: it is not used. Opacus' noise comes from torch's generator; with a plan "
+                "(epochs=…, poisson_sampling=False) it would come from the key"
             )
         if self._training is not None:
-            # PRIVACY: Opacus' releases are in its accountant alone, and not in the plan's ε.   [G15]
+            # PRIVACY: the plan's ε does not count what Opacus releases.   [G15]
             raise ValueError(
                 "this engine has a plan. For Poisson samples of Opacus' own use an engine of their "
                 "own"

@@ -108,8 +108,7 @@ class RecordedBatches(BatchSampler):
             # PRIVACY: amplification is proven for a sample of its own in each step.   [G9]
             raise ParticipationError(
                 f"step {self.steps.position}: the batch was drawn for another step. Nothing was "
-                "released. Take every batch of the loader that make_private returned in one step, "
-                "in the order that it gives them"
+                "released. Take every batch of the returned loader in one step, in its order"
             )
         indices = np.array([index for _, batch in taken for index in batch], dtype=np.int64)
         sizes = [len(batch) for _, batch in taken]
@@ -149,10 +148,9 @@ def sampled_loader(
     # PRIVACY: an amplified ε holds for the sampler that was analysed, with its parameters.   [G9]
     if not batch_sampler_for(mechanism, len(dataset)).is_distributed_as(sampler):
         raise ValueError(
-            "data_loader: the ε of this mechanism is that of sampling = "
-            f"{mechanism.sampling}, and these batches are formed in another way. Use "
-            "DataLoader(dataset, batch_sampler=antiphase.torch.batch_sampler_for(mechanism, "
-            "len(dataset))); or calibrate for sampling=FixedOrder()"
+            f"data_loader: ε holds for sampling = {mechanism.sampling}, and these batches are "
+            "formed in another way. Use batch_sampler=antiphase.torch.batch_sampler_for(mechanism, "
+            "len(dataset)); or calibrate for sampling=FixedOrder()"
         )
     return _recorded(loader, sampler, sampler.batch_size, steps)
 
@@ -168,9 +166,8 @@ def fixed_order_loader(loader: DataLoader[Any]) -> PrivateLoader:
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
         raise ValueError(
-            "data_loader: an IterableDataset has no indices, so who takes part when cannot be "
-            "checked. Use a dataset with indices, or vouch for it: participation="
-            '"trusted"'
+            "data_loader: an IterableDataset has no indices, so participation cannot be checked. "
+            'Use a dataset with indices, or vouch for it: participation="trusted"'
         )
     batch_size = public_batch_size(loader)
     sampler = _unrecorded(loader)

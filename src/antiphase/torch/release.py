@@ -122,17 +122,16 @@ class Release(NoiseRun):
         if self.ledger is not None:
             if indices is None:
                 raise ParticipationError(
-                    f"step {step}: {count} gradients of examples that are not known. Take the "
-                    "batches from the loader that make_private returned, whole and one at a time; "
-                    'or vouch for who takes part: participation="trusted". Nothing was released'
+                    f"step {step}: {count} gradients of examples that are not known. Nothing was "
+                    "released. Take batches from the loader that make_private returned, whole and "
+                    'one at a time; or vouch for them: participation="trusted"'
                 )
             self.ledger.check(step, indices)
         # PRIVACY: the rounding of sums is covered for so many examples, and no more.   [G16]
         if count > self.most_examples:
             raise ParticipationError(
                 f"step {step}: {count} examples, and the rounding of sums is covered for "
-                f"{self.most_examples}. Nothing was released. Give make_private a loader with the "
-                "batch size in use"
+                f"{self.most_examples}. Nothing was released. Use a loader with that batch size"
             )
         return indices
 

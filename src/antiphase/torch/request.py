@@ -89,8 +89,8 @@ class Request:
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise ValueError(
                 f"optimizer = {type(self.inner_optimizer).__name__}: its step needs a closure, "
-                "which it may call several times, and the plan has one release for each step. "
-                "Use an optimizer that takes gradients as they are, such as SGD or Adam"
+                "which it may call several times, and a step has one release. Use an optimizer "
+                "such as SGD or Adam"
             )
 
     def refuse_unplanned_arguments(self) -> None:
@@ -105,14 +105,13 @@ class Request:
             # PRIVACY: Poisson samples amplify correlated noise only if analysed for it.   [G9]
             raise ValueError(
                 "poisson_sampling = True: plain Poisson samples amplify independent noise alone. "
-                'Leave poisson_sampling out; or use mechanism="dp-sgd"; or a mechanism of few '
-                "bands (antiphase.select_bands) with the batches of antiphase.torch.batch_sampler_for"
+                'Use mechanism="dp-sgd", or a mechanism of few bands (antiphase.select_bands) '
+                "with the batches of antiphase.torch.batch_sampler_for"
             )
         if self.noise_generator is not None:
             raise ValueError(
-                "noise_generator: the noise is a function of a secret key, never of a generator "
-                "that others may seed. For repeatable studies: "
-                "PrivacyEngine(key=Key.insecure(seed)), and the statement will say so"
+                "noise_generator: the noise comes from a secret key, never from a generator. For "
+                "repeatable studies: PrivacyEngine(key=Key.insecure(seed))"
             )
         if self.clipping == "adaptive":
             raise ValueError(

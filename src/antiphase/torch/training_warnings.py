@@ -28,8 +28,7 @@ class PlannedLearningRates:
             warn(
                 f"step {step}: the learning rate is {current:g}, and the noise was designed for "
                 f"{planned:g}. Privacy holds, but the noise cancels less than it could. Give "
-                "make_private the scheduler (scheduler=…) and step it as planned "
-                "(scheduler_every=…)"
+                "make_private the scheduler, and step it as planned (scheduler_every=…)"
             )
 
 
@@ -55,7 +54,6 @@ class UnusedParameters:
         if not self._steps_left and self._unused:
             unused = [name for name in names if name in self._unused]
             warn(
-                f"{shortened(unused)} had no gradient in the first epoch: the loss does not depend "
-                "on them, so they are trained by noise alone. Freeze them, or check that the model "
-                "uses them"
+                f"{shortened(unused)} had no gradient in the first epoch, so they are trained by "
+                "noise alone. Freeze them, or check that the loss depends on them"
             )

@@ -118,21 +118,12 @@ def wrap(
     )
     optimizer = _private_optimizer(request, plan, mechanism, group)
     release = _release(request, mechanism, group, key, loader, optimizer, steps)
-    unchecked: str | None = "probe = False"
-    if request.probe:
-        unchecked = check_gradients(
-            request.module,
-            wrapped,
-            request.grad_sample_mode,
-            request.data_loader,
-            request.probe_inputs,
-        )
+    unchecked = _check_gradients(request, wrapped)
     optimizer.attach(release)
     criterion = None
     if request.is_ghost:
         criterion = GhostLoss(wrapped, optimizer, request.criterion, request.loss_reduction)
     inner = optimizer.original_optimizer
-    released_once = inner.register_step_pre_hook(ReleasedOnce(release))
     frozen = FrozenSettings(
         module=request.module,
         wrapped=wrapped,
@@ -143,12 +134,8 @@ def wrap(
     )
     unchanged = UnchangedModel(plain(request.module), optimizer)
     unchanged.attach()
-    release.guards += [
-        frozen,
-        unchanged,
-        PlannedLearningRates(plan, inner, steps),
-        UnusedParameters(plan, optimizer),
-    ]
+    rates, unused = PlannedLearningRates(plan, inner, steps), UnusedParameters(plan, optimizer)
+    release.guards += [frozen, unchanged, rates, unused]
     return PrivateTraining(
         plan=plan,
         release=release,
@@ -161,8 +148,16 @@ def wrap(
         unchecked=unchecked,
         frozen_settings=frozen,
         unchanged_model=unchanged,
-        released_once=released_once,
+        released_once=inner.register_step_pre_hook(ReleasedOnce(release)),
     )
+
+
+def _check_gradients(request: Request, wrapped: Any) -> str | None:
+    """Check the per-example gradients; return why they were not checked, or None."""
+    if not request.probe:
+        return "probe = False"
+    mode, loader = request.grad_sample_mode, request.data_loader
+    return check_gradients(request.module, wrapped, mode, loader, request.probe_inputs)
 
 
 def _private_loader(
@@ -179,8 +174,7 @@ def _private_loader(
     if isinstance(mechanism.sampling, HashSlots) and _is_fixed_order(loader):
         raise ValueError(
             "the mechanism is for slots by a hash of the record, and here batches come in a fixed "
-            "order. Use a batch sampler of yours that assigns them, or calibrate for "
-            "sampling=FixedOrder()"
+            "order. Use a batch sampler that assigns them, or calibrate for sampling=FixedOrder()"
         )
     return loader
 
