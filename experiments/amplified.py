@@ -88,7 +88,7 @@ def _banded(cell: Cell) -> Mechanism:
     return ap.select_bands(
         cell["mechanism"],
         workload=mnist.setting_of(cell).workload,
-        sampling=ap.sampling.PoissonBatches(mnist.sampling_rate(cell)),
+        sampling=ap.sampling.CyclicPoisson(mnist.sampling_rate(cell)),
         epsilon=cell["epsilons"][0],
         delta=cell["delta"],
         clip_norm=cell["clip_norm"],
