@@ -354,8 +354,7 @@ def _participation(steps: int, epochs: int, participation: Participation | None)
     check.instance("participation", participation, Participation)
     if epochs != 1:
         raise ValueError(
-            f"epochs = {epochs} and participation = {participation!r} are two ways to say the same; "
-            "give one"
+            f"epochs = {epochs} and participation = {participation!r} exclude each other; give one"
         )
     participation.patterns(steps)  # refuses a participation that does not cover the steps
     return participation

@@ -131,10 +131,10 @@ def test_progress_may_stop_it():
 
 
 def test_norms_are_those_of_the_kernel_that_judges():
-    from antiphase.linalg import kernels
+    from antiphase.linalg import stream_kernels
 
     search, x, _ = random_search(WORKLOADS["prefix sums"], seed=3)
     delta, g, rho = search.scaled(x)
     ones = np.ones((T, M, 1))
-    judged = kernels.column_norms(delta, ones, g[:, :, None], rho[:, :, None])
+    judged = stream_kernels.column_norms(delta, ones, g[:, :, None], rho[:, :, None])
     np.testing.assert_allclose(adjoints.norms(delta, g, rho, np.zeros(T))[0], judged, rtol=1e-13)

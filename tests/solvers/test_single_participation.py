@@ -5,7 +5,7 @@ import pytest
 
 import antiphase as ap
 from antiphase.factorizations.streaming import Streaming
-from antiphase.linalg import kernels
+from antiphase.linalg import resolvents
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.objective import Average, Curvature, Damped, Restarts
 from antiphase.problem import Problem
@@ -80,9 +80,9 @@ def test_a_node_is_a_resolvent(workload):
     )
     common = problem.L, problem.N, v, q
     np.testing.assert_allclose(
-        kernels.diagonal_of_sum(*common, squares, weights), np.diagonal(X), rtol=1e-9
+        resolvents.diagonal_of_sum(*common, squares, weights), np.diagonal(X), rtol=1e-9
     )
-    move, g, h, x = kernels.generators(*common, squares, weights)
+    move, g, h, x = resolvents.generators(*common, squares, weights)
     found = np.diag(x)
     for j in range(n - 1):
         S = g[j].copy()

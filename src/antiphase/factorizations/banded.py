@@ -120,10 +120,10 @@ def banded_variances(rows: Array, P: Array, N: Array, delay: int = 0) -> Array |
     """
     if N.shape[1] > 1 or delay or not N.all():
         return None
-    from antiphase.linalg import kernels  # imports Numba, which takes longer than the rest
+    from antiphase.linalg import resolvents  # imports Numba, which takes longer than the rest
 
     F = banded.multiply(rows, P / N)[:, : len(rows)]
-    inverse = kernels.inverse_bands(F / F[:, :1], F[:, 0] ** 2)
+    inverse = resolvents.inverse_bands(F / F[:, :1], F[:, 0] ** 2)
     variances: Array = inverse[:, 0]
     return variances
 

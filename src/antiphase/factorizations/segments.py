@@ -87,7 +87,9 @@ class Segment:
 
     @cached_property
     def _squared_norms(self) -> Array:
-        from antiphase.linalg import kernels  # imports Numba, which takes longer than the rest
+        from antiphase.linalg import (
+            stream_kernels,  # imports Numba, which takes longer than the rest
+        )
 
         n, m, q = self.r.shape
         files.spend("a stream", operations=n * (m * q) ** 2 if q < 3 else n * n * m * q)
@@ -96,15 +98,15 @@ class Segment:
             # PRIVACY: from the coefficients that make the noise, not from the design.   [G1]
             # With two vectors a buffer they nearly cancel; with three, so do their differences.
             methods = (
-                kernels.column_norms,
-                kernels.column_norms_of_pairs,
-                kernels.column_norms_one_by_one,
+                stream_kernels.column_norms,
+                stream_kernels.column_norms_of_pairs,
+                stream_kernels.column_norms_one_by_one,
             )
             norms = methods[min(self.r.shape[2], 3) - 1](self.delta, self.r, self.g, self.move)
             out[self.live] = norms
             if self.r.shape[2] == 1:
                 # PRIVACY: rows that cancel in float64 need not cancel in the float32 state.   [G1]
-                bound = kernels.column_norms(
+                bound = stream_kernels.column_norms(
                     self.delta, np.abs(self.r), np.abs(self.g), np.abs(self.move)
                 )
                 if not (bound <= MAX_CANCELLATION * norms).all():
@@ -140,9 +142,9 @@ class Segment:
 
     @cached_property
     def _readings(self) -> Array:
-        from antiphase.linalg import kernels
+        from antiphase.linalg import stream_kernels
 
-        readings: Array = kernels.meetings(self.delta, self.r, self.g, self.move)
+        readings: Array = stream_kernels.gram_readouts(self.delta, self.r, self.g, self.move)
         return readings
 
     def _lower_products(self, indices: Indices) -> Array:
@@ -206,7 +208,7 @@ class Stream(BlockSequence[Segment]):
 
     def variances(self, P: Array, N: Array, delay: int = 0) -> Array:
         """Return the variance of every ``u_t`` with ``P u = N Z^delay y`` and ``y = C⁻¹z``."""
-        from antiphase.linalg import kernels
+        from antiphase.linalg import stream_kernels
 
         N = np.column_stack([np.zeros((len(N), delay)), N])
         segments = [segment for _, segment in self]
@@ -225,5 +227,5 @@ class Stream(BlockSequence[Segment]):
         delta = np.concatenate([s.delta for s in segments])
         P, N = np.ascontiguousarray(P), np.ascontiguousarray(N)
         r, g, move = arrays["r"], arrays["g"], arrays["move"]
-        variances: Array = kernels.variances(delta, r, g, move, live, fresh, P, N)
+        variances: Array = stream_kernels.variances(delta, r, g, move, live, fresh, P, N)
         return variances

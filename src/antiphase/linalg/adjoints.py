@@ -1,35 +1,35 @@
-r"""Compiled recurrences with their gradients, for encoders of a few buffers: O(T m²), the adjoints written by hand.
+r"""Compiled errors and column norms with gradients, for streams of a few buffers.
 
-The encoder is a `Segment` with ``r = 1`` and one vector a buffer: ``C_jj = δ_j``, ``C_ij = Σ_k g_jk Π_{j+1<l≤i} ρ_lk``.
+The adjoints are derived by hand and take O(T m²). The encoder is a stream with ``r = 1`` and one
+vector in each buffer: ``C_jj = δ_j``, ``C_ij = Σ_k g_jk Π_{j+1<l≤i} ρ_lk``.
 Gradients are with respect to ``ln δ``, ``g`` and ``ln ρ``.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from antiphase._util.checks import Array
+from antiphase.linalg.resolvents import compiled, inverse_bands
 
-_compiled = numba.njit(cache=True, nogil=True)
 
-
-@_compiled
+@compiled
 def noise(
     delta: Array, g: Array, rho: Array, P: Array, N: Array, squares: Array
 ) -> tuple[float, Array, Array, Array]:
-    r"""``Σ_t squares_t·Var(u_t)`` for ``P u = N y`` driven by ``y = C⁻¹z``, and its gradient.
+    r"""``Σ_t squares_t·Var(u_t)`` for ``P u = N y`` with ``y = C⁻¹z``, and its gradient.
 
-    With ``x`` the state, the earlier u and the earlier y: ``x' = Hx + μy`` and ``y = (z − 1ᵀS)/δ``. Covariances ``V``
-    of x step by step, then their adjoints ``Q`` back.
+    ``x``, the state with the earlier u and the earlier y, obeys ``x' = Hx + μy`` and
+    ``y = (z − 1ᵀS)/δ``. The covariances ``V`` of x go forward step by step, their adjoints ``Q``
+    back.
     """
     T, m = g.shape
     p, nb = max(P.shape[1] - 1, 1), N.shape[1] - 1
     n = m + p + nb
     V, Q = np.zeros((T + 1, n, n)), np.zeros((n, n))
-    half, whole = np.zeros((n, n)), np.zeros((n, n))
+    half = np.zeros((n, n))
     row, after, mu, c = np.zeros(p + nb), np.zeros(m), np.zeros(n), np.zeros(n)
-    Hc, Qmu, to_c, QHc = np.zeros((n, 1)), np.zeros(n), np.zeros((n, 1)), np.zeros(n)
+    Hc = np.zeros((n, 1))
     total = 0.0
     for t in range(T):
         variance = _step(t, delta, g, rho, P, N, V[t], row, after, mu, c)
@@ -41,6 +41,7 @@ def noise(
                 V[t + 1, a, b] += Hc[a, 0] * mu[b] + mu[a] * Hc[b, 0] + variance * mu[a] * mu[b]
         total += squares[t] * V[t + 1, m, m]
     of_delta, of_g, of_rho = np.zeros(T), np.zeros((T, m)), np.zeros((T, m))
+    Qmu, to_c, QHc = np.zeros(n), np.zeros((n, 1)), np.zeros(n)
     for t in range(T - 1, -1, -1):
         variance = _step(t, delta, g, rho, P, N, V[t], row, after, mu, c)
         Q[m, m] += squares[t]
@@ -66,21 +67,24 @@ def noise(
                     value += half[a, k] * V[t, a, k]
                 of_rho[t + 1, k] = 2.0 * value * rho[t + 1, k]
         of_delta[t] = (through - 2.0 * to_variance / delta[t]) / delta[t]
-        _apply_transposed(row, after, p, half.T, whole)
-        for a in range(n):
-            for b in range(n):
-                Q[a, b] = whole[a, b]
-        for a in range(n):
-            for k in range(m):
-                Q[a, k] -= to_c[a, 0] / delta[t]
-                Q[k, a] -= to_c[a, 0] / delta[t]
-        for a in range(m):
-            for b in range(m):
-                Q[a, b] += to_variance / delta[t] ** 2
+        _apply_transposed(row, after, p, half.T, Q)
+        _add_readout(Q, to_c, to_variance, delta[t], m)
     return total, of_delta, of_g, of_rho
 
 
-@_compiled
+@compiled
+def _add_readout(Q: Array, to_c: Array, to_variance: float, delta: float, m: int) -> None:
+    """The part of the adjoints of ``V`` that goes through ``Cov(x, y)`` and the variance of y."""
+    for a in range(len(Q)):
+        for k in range(m):
+            Q[a, k] -= to_c[a, 0] / delta
+            Q[k, a] -= to_c[a, 0] / delta
+    for a in range(m):
+        for b in range(m):
+            Q[a, b] += to_variance / delta**2
+
+
+@compiled
 def _step(
     t: int,
     delta: Array,
@@ -94,8 +98,10 @@ def _step(
     mu: Array,
     c: Array,
 ) -> float:
-    """``H`` (as the ``row`` of u_t and what becomes of the buffers ``after``), ``μ`` and ``c = Cov(x, y)`` of step t;
-    returns the variance of y."""
+    """``H``, ``μ`` and ``c = Cov(x, y)`` of step t, in place; returns the variance of y.
+
+    ``H`` is given by the ``row`` of u_t and the factors ``after`` of the buffers.
+    """
     T, m = g.shape
     p, nb = max(P.shape[1] - 1, 1), N.shape[1] - 1
     variance = 1.0
@@ -121,7 +127,7 @@ def _step(
     return scaled
 
 
-@_compiled
+@compiled
 def _apply(row: Array, after: Array, p: int, M: Array, out: Array) -> None:
     """``out = H M``."""
     m, rest = len(after), len(row)
@@ -136,7 +142,7 @@ def _apply(row: Array, after: Array, p: int, M: Array, out: Array) -> None:
             out[m + a, b] = M[m + a - 1, b] if a != p else 0.0
 
 
-@_compiled
+@compiled
 def _apply_transposed(row: Array, after: Array, p: int, M: Array, out: Array) -> None:
     """``out = Hᵀ M``."""
     m, rest = len(after), len(row)
@@ -149,12 +155,12 @@ def _apply_transposed(row: Array, after: Array, p: int, M: Array, out: Array) ->
                 out[m + a, b] += M[m + a + 1, b]
 
 
-@_compiled
+@compiled
 def norms(delta: Array, g: Array, rho: Array, weights: Array) -> tuple[Array, Array, Array, Array]:
     r"""The squared norms of the columns, and the gradient of ``Σ_i weights_i ‖C e_i‖²``.
 
-    ``P_i`` is the Gram matrix of the rows after i as seen from the state at row i + 1: ``P_{i−1} = 11ᵀ +
-    ρ_{i+1}P_iρ_{i+1}``.
+    ``P_i`` is the Gram matrix of the rows after i as a quadratic form on the state at row i + 1:
+    ``P_{i−1} = 11ᵀ + ρ_{i+1}P_iρ_{i+1}``.
     """
     T, m = g.shape
     P, out = np.zeros((T, m, m)), np.zeros(T)
@@ -187,56 +193,35 @@ def norms(delta: Array, g: Array, rho: Array, weights: Array) -> tuple[Array, Ar
     return out, of_delta, of_g, of_rho
 
 
-@_compiled
+@compiled
 def banded(F: Array, squares: Array) -> tuple[float, Array]:
-    r"""``Σ_t squares_t·Var(u_t)`` for ``F u = z``, and its gradient with respect to the bands ``F[t, a]`` of row t.
+    r"""``Σ_t squares_t·Var(u_t)`` for ``F u = z``, and its gradient by the bands ``F[t, a]``.
 
-    ``u_i = (z_i − Σ_b F_ib u_{i−b})/F_i0``, so the covariances ``G[i, a] = Cov(u_i, u_{i−a})`` follow from those of
-    earlier rows; ``to[i, a]`` are their adjoints.
+    The covariances ``G[i, a] = Cov(u_i, u_{i−a})`` are the bands of ``(FᵀF)⁻¹``, which follow from
+    those of earlier rows; ``to[i, a]`` are their adjoints.
     """
     T, width = F.shape
     q = width - 1
-    G, to, out, f, of_f = (
-        np.zeros((T, width)),
-        np.zeros((T, width)),
-        np.zeros((T, width)),
-        np.zeros(width),
-        np.zeros(width),
-    )
+    f = F / F[:, :1]
+    G = inverse_bands(f, F[:, 0] ** 2)
+    to, out, of_f = np.zeros((T, width)), np.zeros((T, width)), np.zeros(width)
     total = 0.0
     for i in range(T):
-        most = min(q, i)
-        for b in range(1, most + 1):
-            f[b] = F[i, b] / F[i, 0]
-        for a in range(1, most + 1):
-            value = 0.0
-            for b in range(1, a + 1):
-                value -= f[b] * G[i - b, a - b]
-            for b in range(a + 1, most + 1):
-                value -= f[b] * G[i - a, b - a]
-            G[i, a] = value
-        value = 1.0 / F[i, 0] ** 2
-        for b in range(1, most + 1):
-            value -= f[b] * G[i, b]
-        G[i, 0] = value
-        total += squares[i] * value
+        total += squares[i] * G[i, 0]
     for i in range(T - 1, -1, -1):
         most = min(q, i)
-        here = to[i, 0] + squares[i]
+        own = to[i, 0] + squares[i]
         for b in range(1, most + 1):
-            f[b] = F[i, b] / F[i, 0]
-            of_f[b] = -here * G[i, b]
-            to[i, b] -= here * f[b]
+            of_f[b] = -own * G[i, b]
+            to[i, b] -= own * f[i, b]
         for a in range(1, most + 1):
-            there = to[i, a]
-            for b in range(1, a + 1):
-                of_f[b] -= there * G[i - b, a - b]
-                to[i - b, a - b] -= there * f[b]
-            for b in range(a + 1, most + 1):
-                of_f[b] -= there * G[i - a, b - a]
-                to[i - a, b - a] -= there * f[b]
-        out[i, 0] = -2.0 * here / F[i, 0] ** 3
+            other = to[i, a]
+            for b in range(1, most + 1):
+                row, lag = (i - b, a - b) if b <= a else (i - a, b - a)
+                of_f[b] -= other * G[row, lag]
+                to[row, lag] -= other * f[i, b]
+        out[i, 0] = -2.0 * own / F[i, 0] ** 3
         for b in range(1, most + 1):
             out[i, b] = of_f[b] / F[i, 0]
-            out[i, 0] -= of_f[b] * f[b] / F[i, 0]
+            out[i, 0] -= of_f[b] * f[i, b] / F[i, 0]
     return total, out

@@ -21,8 +21,8 @@ def reversed_cholesky(factor: Array) -> Array:
         array([[0.707107, 0.      ],
                [0.707107, 2.828427]])
     """
-    # PRIVACY: CᵀC = X, so columns carry the sensitivity; hence the reversed factor. cholesky(X) has CCᵀ = X,
-    # whose columns are not of unit norm.   [G1]
+    # PRIVACY: CᵀC = X, so columns carry the sensitivity; hence the reversed factor. cholesky(X) has
+    # CCᵀ = X, whose columns are not of unit norm.   [G1]
     R = np.asarray(np.linalg.qr(factor[:, ::-1], mode="r"))
     R = R * np.where(np.diagonal(R) < 0, -1.0, 1.0)[:, None]
     return np.tril(R[::-1, ::-1])

@@ -1,4 +1,4 @@
-"""Descent by L-BFGS, guarded against overflow, with progress."""
+"""Descent by L-BFGS, guarded against overflow, with progress reports."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import scipy
 from antiphase._util.checks import Array
 from antiphase._util.progress import Progress, ProgressReport
 
-MEMORY = 20  # how many earlier steps the descent looks at
-SETTLED = 1e-7  # a relative fall of the error in one step that is not worth another
+MEMORY = 20  # earlier steps used by the approximation of the Hessian
+SETTLED = 1e-7  # relative decrease in one step at which the descent stops
+REJECTED = 1e9  # loss reported where it is not finite, so that the line search turns back
 
 
 def descend(
@@ -24,8 +25,22 @@ def descend(
     settled: float = SETTLED,
     positive: bool = False,
 ) -> Array:
-    """Parameters (none below 0, if ``positive``) of less ``loss``, the logarithm of an error, by L-BFGS; ``progress``
-    is told by how much it fell in the last step, and may stop it."""
+    """Parameters of less loss.
+
+    Args:
+        loss: the logarithm of an error and its gradient.
+        start: the first parameters.
+        iterations: the maximum number of iterations.
+        progress: called in every iteration with the decrease in the last step as ``gap``; stops the
+            descent if it returns True.
+        settled: the relative decrease in one step at which the descent stops.
+        positive: whether parameters must not be negative.
+
+    Example:
+        >>> x = descend(lambda x: (float(x @ x), 2 * x), np.ones(2), iterations=10)
+        >>> print(x.round(6) + 0.0)
+        [0. 0.]
+    """
     if not len(start):
         return start
     done, before = 0, np.inf
@@ -35,13 +50,13 @@ def descend(
             value, slope = loss(x)
         if np.isfinite(value) and np.isfinite(slope).all():
             return value, slope
-        return 1e9, np.zeros_like(x)  # too far: the line search turns back
+        return REJECTED, np.zeros_like(x)
 
     def watch(intermediate_result: Any) -> None:
         nonlocal done, before
         done += 1
-        fell, before = before - intermediate_result.fun, intermediate_result.fun
-        if progress is not None and progress(ProgressReport(done, gap=min(fell, 1.0))):
+        decrease, before = before - intermediate_result.fun, intermediate_result.fun
+        if progress is not None and progress(ProgressReport(done, gap=min(decrease, 1.0))):
             raise StopIteration
 
     options = {
@@ -52,8 +67,8 @@ def descend(
         "gtol": 1e-14,
     }
     bounds = [(0.0, None)] * len(start) if positive else None
-    found = scipy.optimize.minimize(
+    result = scipy.optimize.minimize(
         guarded, start, jac=True, method="L-BFGS-B", bounds=bounds, callback=watch, options=options
     )
-    best: Array = found.x
+    best: Array = result.x
     return best

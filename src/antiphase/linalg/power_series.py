@@ -1,4 +1,4 @@
-"""Power series cut off after some terms: the algebra of lower-triangular Toeplitz matrices, by Fourier transforms."""
+"""Truncated power series: the algebra of triangular Toeplitz matrices."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import scipy
 
 from antiphase._util.checks import Array
 
-SHORT = 64  # terms up to which a recurrence is as fast as transforms, and sharper
+MAX_RECURRENCE_TERMS = 64  # up to which a recurrence is as fast as transforms, and more accurate
 
 
 def multiply(a: Array, b: Array, terms: int) -> Array:
     """The first ``terms`` coefficients of the product.
 
-    >>> print(multiply(np.ones(3), np.array([1.0, -1.0]), 4).round(12) + 0.0)
-    [ 1.  0.  0. -1.]
+    Example:
+        >>> print(multiply(np.ones(3), np.array([1.0, -1.0]), 4).round(12) + 0.0)
+        [ 1.  0.  0. -1.]
     """
     a, b = a[:terms], b[:terms]
     size = scipy.fft.next_fast_len(len(a) + len(b) - 1, real=True)
@@ -25,37 +26,40 @@ def multiply(a: Array, b: Array, terms: int) -> Array:
 
 
 def correlate(a: Array, b: Array) -> Array:
-    """``Σ_t b_t a_{t−n}`` for n from 0 on, as many as ``b`` has: how a gradient goes back through `multiply`.
+    """``Σ_t b_t a_{t−n}`` for each n below the length of ``b``: the adjoint of `multiply`.
 
-    >>> print(correlate(np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0])))
-    [11. 14.  5.]
+    Example:
+        >>> print(correlate(np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0])))
+        [11. 14.  5.]
     """
     return multiply(a, b[::-1], len(b))[::-1].copy()
 
 
 def inverse(c: Array, terms: int) -> Array:
-    """The first ``terms`` coefficients of ``1/c``, by Newton's iteration, each twice as long as the one before.
+    """The first ``terms`` coefficients of ``1/c``, by Newton's iteration.
 
-    >>> inverse(np.array([1.0, -1.0]), 4)
-    array([1., 1., 1., 1.])
+    Example:
+        >>> inverse(np.array([1.0, -1.0]), 4)
+        array([1., 1., 1., 1.])
     """
-    start = min(terms, SHORT)
-    impulse = np.zeros(terms if len(c) <= SHORT else start)
+    start = min(terms, MAX_RECURRENCE_TERMS)
+    impulse = np.zeros(terms if len(c) <= MAX_RECURRENCE_TERMS else start)
     impulse[0] = 1.0
     u: Array = scipy.signal.lfilter([1.0], c[: len(impulse)], impulse)
     while len(u) < terms:
         size = min(2 * len(u), terms)
-        wrong = multiply(c, u, size)
-        wrong[: len(u)] = 0.0  # known to be right: 1, then zeros
-        u = np.pad(u, (0, size - len(u))) - multiply(u, wrong, size)
+        residual = multiply(c, u, size)
+        residual[: len(u)] = 0.0  # exactly 1, then zeros, but for rounding
+        u = np.pad(u, (0, size - len(u))) - multiply(u, residual, size)
     return u
 
 
 def square_root(a: Array, terms: int) -> Array:
-    """The first ``terms`` coefficients of ``√a``, one after the other: O(terms²).
+    """The first ``terms`` coefficients of ``√a``, by a recurrence; O(terms²).
 
-    >>> square_root(np.ones(4), 4)
-    array([1.    , 0.5   , 0.375 , 0.3125])
+    Example:
+        >>> square_root(np.ones(4), 4)
+        array([1.    , 0.5   , 0.375 , 0.3125])
     """
     root = np.zeros(terms)
     a = np.pad(a, (0, max(terms - len(a), 0)))

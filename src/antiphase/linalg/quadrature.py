@@ -1,10 +1,11 @@
-r"""``A^-½`` as a sum of a few resolvents: ``(2/π)∫₀^∞ (A + s²)⁻¹ ds ≈ Σ_k w_k (A + s_k²)⁻¹``, for a known spectrum.
+r"""Inverse square roots as sums of a few resolvents, for a known spectrum.
 
-With ``s = √low·sc(u)`` (Jacobi's sn/cn) the integrand becomes periodic and the midpoint rule converges like
-``exp(−2π²m/(ln κ + 3))`` (Hale, Higham and Trefethen 2008, method 3). The function comes from Landen's transformation
-of the complementary modulus ``√(low/high)``, which ends in a hyperbolic sine after two or three steps where that is
-small, and is evaluated in the lower half of the period only; the upper half is its mirror image,
-``s·s' = √(low·high)``.
+``A^-½ = (2/π)∫₀^∞ (A + s²)⁻¹ ds ≈ Σ_k w_k (A + s_k²)⁻¹``. With ``s = √low·sc(u)`` (Jacobi's sn/cn)
+the integrand becomes periodic, and the midpoint rule converges like ``exp(−2π²m/(ln κ + 3))``
+(Hale, Higham and Trefethen 2008, method 3). The function is computed by Landen's transformation of
+the complementary modulus ``√(low/high)``, which for a small modulus reaches a hyperbolic sine after
+two or three steps. It is evaluated in the lower half of the period only; the upper half is its
+mirror image, ``s·s' = √(low·high)``.
 """
 
 from __future__ import annotations
@@ -17,11 +18,17 @@ from antiphase._util.checks import Array
 
 
 def inverse_square_root_nodes(count: int, low: float, high: float) -> tuple[Array, Array]:
-    """``(s_k², w_k)`` for ``count`` nodes.
+    """The nodes ``s_k²`` and weights ``w_k``.
 
-    >>> squares, weights = inverse_square_root_nodes(14, 0.1, 4.0)
-    >>> bool(abs((weights / (2.0 + squares)).sum() * 2**0.5 - 1) < 1e-14)
-    True
+    Args:
+        count: number of nodes.
+        low: the least eigenvalue.
+        high: the largest eigenvalue.
+
+    Example:
+        >>> squares, weights = inverse_square_root_nodes(14, 0.1, 4.0)
+        >>> bool(abs((weights / (2.0 + squares)).sum() * 2**0.5 - 1) < 1e-14)
+        True
     """
     low = min(low, (1 - 1e-6) * high)
     modulus = math.sqrt(low / high)
@@ -45,7 +52,12 @@ def inverse_square_root_nodes(count: int, low: float, high: float) -> tuple[Arra
 
 
 def nodes_needed(low: float, high: float, accuracy: float = 1e-16) -> int:
-    """How many nodes reach this relative accuracy, by the rate above."""
+    """Number of nodes that reach a relative accuracy, by the rate of convergence.
+
+    Example:
+        >>> nodes_needed(1.0, 1e6, accuracy=1e-8)
+        17
+    """
     return math.ceil(-math.log(accuracy) * (math.log(high / low) + 3) / (2 * math.pi**2)) + 1
 
 

@@ -1,7 +1,8 @@
-"""Best encoder with a given number of diagonals, by descent; O(T p²) for each evaluation.
+"""Best encoder with a given number of diagonals, by descent.
 
-Columns are scaled so that every pattern of participation costs 1. In a fixed order the steps of a
-pattern share one budget, which is a little better than columns of one norm.
+An evaluation takes O(T p²). Columns are scaled so that every pattern of participation costs 1. In a
+fixed order the steps of a pattern share one budget, which is a little better than columns of one
+norm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encoders in closed form: anti-PGD, chess, DP-Fourier, and square roots of the workload."""
+"""Encoders in closed form: anti-PGD, chess, DP-Fourier, square roots."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def dense_optimum(problem: Problem, *, tolerance: float, progress: Progress | No
     encoder, bound = optimal_encoder(
         root, participation.patterns(problem.steps), tolerance=tolerance, progress=progress
     )
-    # PRIVACY: normalised by the one sensitivity there is, not by what the optimisation believes.   [G1]
+    # PRIVACY: normalised by the computed sensitivity, not by the search's own estimate.   [G1]
     encoder = encoder / sensitivity(encoder, participation)
     return Dense("optimal", **problem.fields, matrix=encoder, bound=bound)
 

@@ -65,8 +65,8 @@ class _Watch:
 def _entry(path: Path, question: str, problem: Problem) -> Factorization | None:
     """The cached answer; None if it is missing, damaged or answers another question.
 
-    Guarantee: workload, objective and participation are those asked for. The sensitivity is computed
-    from the encoder for that participation, and nothing of it is taken from the file.   [G1]
+    Guarantee: workload, objective and participation are those asked for. The sensitivity is
+    computed from the encoder for that participation, not taken from the file.   [G1]
     """
     if not cache.is_trusted(path):
         return None
@@ -74,8 +74,8 @@ def _entry(path: Path, question: str, problem: Problem) -> Factorization | None:
         content = files.read(path)
         entry = restore(content, path)
         same = content.get("question") == question
-        # PRIVACY: the name of a file proves nothing; an encoder calibrated for records that take part
-        # once promises too much where they take part in every epoch.   [G1]
+        # PRIVACY: a file may be in the wrong place. An encoder calibrated for one participation
+        # claims too much where records take part in every epoch.   [G1]
         same &= all(getattr(entry, name) == part for name, part in problem.fields.items())
         # The figures are computed here, from the encoder; an entry that has none is not used.
         if same and entry.sensitivity > 0 and (entry.bound or 0.0) <= entry.error * (1 + 1e-9):

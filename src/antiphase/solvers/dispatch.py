@@ -150,8 +150,9 @@ def _check_buffers(problem: Problem, buffers: str | int) -> None:
         return
     if problem.objective.recurrence(problem.workload) is None:
         raise ValueError(
-            f"buffers = {buffers}: this design has no form with few buffers, which needs a workload "
-            "that is a short recurrence and an objective of weighted iterates; leave buffers out"
+            f"buffers = {buffers}: this design has no form with few buffers, which needs a "
+            "workload that is a short recurrence and an objective of weighted iterates; leave "
+            "buffers out"
         )
     if problem.objective.is_maximum:
         raise ValueError(

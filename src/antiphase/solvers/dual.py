@@ -1,12 +1,14 @@
-r"""Dual ascent with a certified bound: ``min tr(W X⁻¹)`` over Gram matrices ``X = CᵀC``.
+r"""Dual ascent with a certified bound, for any set of classes of steps.
 
-``X`` has sensitivity 1. The steps are divided into classes: single steps for one participation, the
-steps at one position within the epoch for several. The dual has one positive definite matrix
-``V_j`` with constant diagonal ``m_j`` for each class:
+The problem is ``min tr(W X⁻¹)`` over Gram matrices ``X = CᵀC`` of sensitivity 1. The steps are
+divided into classes: single steps for one participation, the steps at one position within the epoch
+for several. The dual has one positive definite matrix ``V_j`` with constant diagonal ``m_j`` for
+each class:
 
     g(V) = 2 tr((M V Mᵀ)^½) − Σ m_j,      X(V) = Mᵀ(M V Mᵀ)^-½ M,      lower bound (tr X V)² / Σ m_j
 
-The minorant of ``tr((M V Mᵀ)^½)`` at the current point, a nuclear norm, is maximised class by class by
+The minorant of ``tr((M V Mᵀ)^½)`` at the current point, a nuclear norm, is maximised class by class
+by
 
     Q_j = X_j V_j X_j,      V_j ← (Σ_i √(Q_j)_ii)² · corr(Q_j)
 
@@ -236,7 +238,7 @@ def _evaluate(root: Array, groups: list[Indices], V: list[Array]) -> Point:
         inverse[g] = f @ (Pt[:, g] / np.sqrt(sigma)[:, None, None]).transpose(1, 2, 0)
         columns = Y[:, g].transpose(1, 2, 0)
         blocks = columns @ columns.swapaxes(1, 2)
-        # PRIVACY: left-over cross terms are counted, not zeroed: the whole class is scaled by them.   [G1]
+        # PRIVACY: cross terms that are left are counted, not zeroed: they scale the class.   [G1]
         scale[g] = (np.abs(blocks).sum(axis=(1, 2)) ** -0.5)[:, None]
         X.append(blocks)
     bound = sigma.sum() ** 2 / sum(v[:, 0, 0].sum() for v in V)

@@ -1,8 +1,9 @@
-r"""Encoders that restart with every epoch: columns of different epochs are orthogonal.
+r"""Encoders that restart with every epoch.
 
-For prefix sums this costs less than other ways to limit the memory. The noise of an epoch reaches
-all later iterates as its sum, so each epoch's encoder is the optimum for its own steps with more
-weight on the last of them. The sensitivity is then divided among the epochs, ``s_e² ∝ √error_e``.
+Columns of different epochs are then orthogonal. For prefix sums this costs less than other ways to
+limit the memory. The noise of an epoch reaches all later iterates as its sum, so each epoch's
+encoder is the optimum for its own steps with more weight on the last of them. The sensitivity is
+then divided among the epochs, ``s_e² ∝ √error_e``.
 """
 
 from __future__ import annotations

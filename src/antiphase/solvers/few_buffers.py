@@ -1,4 +1,4 @@
-r"""Streams with a given number of buffers, by descent over all their coefficients.
+r"""Best streams with a given number of buffers, by descent.
 
 What each step feeds to each buffer and how fast the buffers decay are free at every step. Error and
 gradient take O(T m²). Columns are scaled so that the squared norms of a class of steps sum to 1.
@@ -230,6 +230,7 @@ def _emptied(steps: int, window: int, buffers: int) -> tuple[Array, Array]:
     places = np.arange(buffers) * window // buffers
     t = np.arange(steps)[:, None]
     kept = ((t - places) % window != 0).astype(np.float64)
-    # PRIVACY: what enters at the step before would be there for one row more, which the column an epoch on has.   [G1]
+    # PRIVACY: otherwise a column would reach one row further, and share it with the column of the
+    # next participation.   [G1]
     fed = ((t + 1 - places) % window != 0).astype(np.float64)
     return kept, fed

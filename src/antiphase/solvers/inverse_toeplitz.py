@@ -1,4 +1,4 @@
-"""Best parameters of encoders with a banded Toeplitz inverse: BISR and DP-λCGD."""
+"""Best number of bands for BISR, and best correlation for DP-λCGD."""
 
 from __future__ import annotations
 

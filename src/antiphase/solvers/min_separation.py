@@ -46,7 +46,7 @@ def min_separation_encoder(
     refuse_if_too_large(problem.steps, copies=8)
     matrices = [even.encoder(), single.encoder(), np.eye(problem.steps)]
     matrices += [_cut_to_bands(matrix, participation.separation) for matrix in matrices[:2]]
-    # PRIVACY: normalised by the one sensitivity there is, not by what the optimisation believes.   [G1]
+    # PRIVACY: normalised by the computed sensitivity, not by the search's own estimate.   [G1]
     scaled = [matrix / sensitivity(matrix, participation) for matrix in matrices]
     candidates = [
         Dense("optimal", **problem.fields, matrix=C, bound=even.lower_bound) for C in scaled

@@ -1,4 +1,4 @@
-r"""Least maximum error, by weights on the iterates that make the noisiest ones equal.
+r"""Least maximum error, by weights on the iterates.
 
 ``min_X max_t ‖b_t‖² = max_w min_X Σ_t w_t‖b_t‖²`` over weights that sum to 1: for any weights, the
 bound on the weighted mean is a bound on the maximum, too, and for fixed weights there is a solver.

@@ -1,9 +1,10 @@
-r"""Certified optimum for several epochs, in near-linear time: O(T k²) for each node and iteration.
+r"""Certified optimum for several epochs, by block-cyclic matrices.
 
-With the steps ordered by position within the epoch, and the k epochs of a position side by side,
-``V`` is block diagonal and ``(W⁻¹ + s²V)⁻¹ = NᵀK_s⁻¹N`` with ``K_s = LLᵀ + s²NVNᵀ``, ``L = PΛ⁻¹``.
-``K_s`` is block-cyclic tridiagonal, since the last position of an epoch is next to the first of the
-next epoch. The search of `dual` needs the blocks ``X_j`` next to the diagonal; nothing of size T².
+It takes O(T k²) for each node and iteration. With the steps ordered by position within the epoch,
+and the k epochs of a position side by side, ``V`` is block diagonal and ``(W⁻¹ + s²V)⁻¹ =
+NᵀK_s⁻¹N`` with ``K_s = LLᵀ + s²NVNᵀ``, ``L = PΛ⁻¹``. ``K_s`` is block-cyclic tridiagonal, since the
+last position of an epoch is next to the first of the next epoch. The search of `dual` needs the
+blocks ``X_j`` next to the diagonal; nothing of size T².
 
 For a half-bandwidth w of 2 and more, w positions share a block (one more in some, where w does not
 divide the epoch; the others are padded), so that each block reaches its neighbours only.
@@ -145,7 +146,7 @@ class MultiEpochDual:
         sums = np.concatenate([np.abs(x).sum(axis=(1, 2)) for x in blocks])
         share = np.concatenate(shares)
         trace, budget = share.sum(), sum(v[:, 0, 0].sum() for v in V)
-        # To first order the error after scaling the classes; to second order, what their spread adds.
+        # The error after scaling the classes, with the second-order effect of their spread.
         mean = share @ sums / trace
         error = mean * trace * (1 + 2 * share @ np.square(sums / mean - 1) / trace)
         # A Gram matrix loses digits with its condition number, high / low. The bounds were off by
@@ -310,7 +311,7 @@ def multi_epoch_bounds(
 
 def _normalised(blocks: list[Array], problem: Problem, bound: float | None) -> Factorization:
     """The encoder with these diagonal blocks, scaled to sensitivity 1."""
-    # PRIVACY: normalised by the one sensitivity there is, not by what the optimisation believes.   [G1]
+    # PRIVACY: normalised by the computed sensitivity, not by the search's own estimate.   [G1]
     if len(blocks) == 1:
         encoder = blocks[0] / sensitivity(blocks[0], problem.participation)
         return Dense("optimal", **problem.fields, matrix=encoder, bound=bound)
@@ -323,7 +324,7 @@ def _normalised(blocks: list[Array], problem: Problem, bound: float | None) -> F
 def _encoder_blocks(search: MultiEpochDual, point: dual.Point, problem: Problem) -> list[Array]:
     """The diagonal blocks of the encoder: one for each segment, and for idle steps at an end."""
     banded, every = search.problem, search.every
-    # PRIVACY: left-over cross terms are counted, not zeroed: the whole class is scaled by them.   [G1]
+    # PRIVACY: cross terms that are left are counted, not zeroed: they scale the class.   [G1]
     sums = np.concatenate([np.abs(x).sum(axis=(1, 2)) for x in point.X])
     patterns = problem.participation.patterns(problem.steps)
     scale, shrink = idle_scale(problem.steps, banded.live, patterns)

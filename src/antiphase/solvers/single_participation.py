@@ -2,8 +2,8 @@ r"""Dual optimum for one participation, in O(T) with banded recurrences.
 
 For a workload with banded ``P u = N g`` and weights ``Λ``, ``(W⁻¹ + s²D)⁻¹ = NᵀK_s⁻¹N`` with the
 banded ``K_s = PΛ⁻²Pᵀ + s²NDNᵀ``, and ``X(v)`` is a sum of these over quadrature nodes. The search
-needs its diagonal only. It is the search of `dual` with a diagonal ``V``: for one participation, and
-for several where the objective restarts at least once between any two. The iteration is
+needs its diagonal only. It is the search of `dual` with a diagonal ``V``: for one participation,
+and for several where the objective restarts at least once between any two. The iteration is
 ``m_j ← m_j(Σ X_ii)²`` over the steps i of a class j, with safeguarded extrapolation of ``ln m``.
 """
 
@@ -149,7 +149,7 @@ class _Dual:
 
 def _diagonal_of_sum(problem: BandedProblem, v: Array, squares: Array, weights: Array) -> Array:
     """``diag Σ_k w_k (W⁻¹ + s_k²D)⁻¹``; for long problems in two threads, with the same result."""
-    from antiphase.linalg import kernels
+    from antiphase.linalg import resolvents
 
     half = len(squares) // 2
     common = problem.L, problem.N, v, problem.half_bandwidth
@@ -157,8 +157,8 @@ def _diagonal_of_sum(problem: BandedProblem, v: Array, squares: Array, weights: 
         (*common, squares[nodes], weights[nodes]) for nodes in (slice(half), slice(half, None))
     )
     if len(v) < MIN_PARALLEL_SIZE:
-        return kernels.diagonal_of_sum(*first) + kernels.diagonal_of_sum(*second)
+        return resolvents.diagonal_of_sum(*first) + resolvents.diagonal_of_sum(*second)
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(kernels.diagonal_of_sum, *first)
-        own = kernels.diagonal_of_sum(*second)
+        other = pool.submit(resolvents.diagonal_of_sum, *first)
+        own = resolvents.diagonal_of_sum(*second)
         return other.result() + own

@@ -140,17 +140,17 @@ def _segment_with_buffers(problem: Problem, point: DualPoint, buffers: str | int
 
 def _segment(problem: Problem, point: DualPoint, nodes: int) -> Segment:
     """The stream with so many quadrature nodes, scaled so that each class has sensitivity 1."""
-    from antiphase.linalg import kernels
+    from antiphase.linalg import resolvents, stream_kernels
 
     banded = problem.banded
     assert banded is not None
     squares, weights = inverse_square_root_nodes(nodes, point.low, point.high)
     common = banded.L, banded.N, point.v, banded.half_bandwidth
-    move, g, h, x = kernels.generators(*common, squares, weights)
+    move, g, h, x = resolvents.generators(*common, squares, weights)
     total = np.bincount(point.classes, x)[point.classes]
     share, scale = x / total, (total**-0.5)[:, None, None]
     g *= scale
-    delta, r = kernels.factor(move, g, h * scale, share)
+    delta, r = stream_kernels.factor(move, g, h * scale, share)
     # The columns are scaled again, by the norms of the coefficients themselves.
     segment = Segment(problem.steps, banded.live, delta, r, g, move)
     norms = np.sqrt(segment.squared_norms()[banded.live] / share)

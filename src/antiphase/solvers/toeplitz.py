@@ -1,4 +1,4 @@
-r"""Best Toeplitz encoder, and the error of any of them from its coefficients; O(T log T).
+r"""Best Toeplitz encoder, by descent; O(T log T) for each evaluation.
 
 With ``u = 1/c`` as power series, ``C⁻¹`` has the coefficients u, and ``‖ΛAC⁻¹‖_F²`` is a quadratic
 form in u. For a workload that is the same at every step it is ``Σ_s ω_s b_s²`` with ``b = Au`` and
