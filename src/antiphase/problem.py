@@ -143,8 +143,8 @@ class BandedProblem:
         return max(int(self.P.shape[1]), int(self.N.shape[1]), 2) - 1
 
     @cached_property
-    def L(self) -> Array:  # noqa: N802 - the letter of the paper
-        """``PΛ⁻¹``, by bands."""
+    def weighted_bands(self) -> Array:
+        """``L = PΛ⁻¹``, by bands."""
         scaled = np.empty_like(self.P)
         for a in range(self.P.shape[1]):
             scaled[:, a] = self.P[:, a]

@@ -78,7 +78,7 @@ def test_a_node_is_a_resolvent(workload):
         w * W @ np.linalg.inv(np.eye(n) + s * np.diag(v) @ W)
         for s, w in zip(squares, weights, strict=True)
     )
-    common = problem.L, problem.N, v, q
+    common = problem.weighted_bands, problem.N, v, q
     np.testing.assert_allclose(
         resolvents.diagonal_of_sum(*common, squares, weights), np.diagonal(X), rtol=1e-9
     )

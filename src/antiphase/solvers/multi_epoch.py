@@ -71,7 +71,7 @@ class MultiEpochDual:
     @cached_property
     def _outputs(self) -> tuple[Array, Array]:
         """``L``, by groups."""
-        return self.layout.blocks(self.problem.L)
+        return self.layout.blocks(self.problem.weighted_bands)
 
     @cached_property
     def _inputs(self) -> tuple[Array, Array]:

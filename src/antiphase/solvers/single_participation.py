@@ -152,7 +152,7 @@ def _diagonal_of_sum(problem: BandedProblem, v: Array, squares: Array, weights: 
     from antiphase.linalg import resolvents
 
     half = len(squares) // 2
-    common = problem.L, problem.N, v, problem.half_bandwidth
+    common = problem.weighted_bands, problem.N, v, problem.half_bandwidth
     first, second = (
         (*common, squares[nodes], weights[nodes]) for nodes in (slice(half), slice(half, None))
     )

@@ -145,7 +145,7 @@ def _segment(problem: Problem, point: DualPoint, nodes: int) -> Segment:
     banded = problem.banded
     assert banded is not None
     squares, weights = inverse_square_root_nodes(nodes, point.low, point.high)
-    common = banded.L, banded.N, point.v, banded.half_bandwidth
+    common = banded.weighted_bands, banded.N, point.v, banded.half_bandwidth
     move, g, h, x = resolvents.generators(*common, squares, weights)
     total = np.bincount(point.classes, x)[point.classes]
     share, scale = x / total, (total**-0.5)[:, None, None]
