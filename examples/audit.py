@@ -1,11 +1,12 @@
-"""Audit a training of your own in one run:
+"""Audit your own training in one run.
 
     antiphase audit examples/audit.py:scores --one-run --canaries 2000 --mu 1
 
-`scores` trains once, with those canaries that it is told to put in, and says of each how much it seems to be there.
-Here a canary is an example that no other resembles: one input that is large where all others are 0. So its gradient has
-a weight of its own, is clipped, and is seen in that weight at the end, through the noise. Whoever is left out is an
-example of zeros, so that its place in the batches is kept.
+`scores` trains once with the canaries that `included` selects, and returns a score for each: larger
+where the canary seems to be present. Here a canary is an example with one large input that is 0 in
+all others. So its gradient has a weight of its own, is clipped, and can be seen in that weight at
+the end, through the noise. A canary that is left out is an example of zeros, which keeps its place
+in the batches.
 """
 
 import torch
@@ -16,6 +17,7 @@ from antiphase.torch import PrivacyEngine
 
 
 def scores(included):
+    """Train once; return the weight of each canary."""
     count = len(included)
     inputs = 100.0 * torch.diag(torch.as_tensor(included, dtype=torch.float32))
     model = nn.Linear(count, 1, bias=False)

@@ -12,9 +12,7 @@ from antiphase.torch import PrivacyEngine
 
 EPSILON, DELTA, EPOCHS = 8.0, 1e-5, 10
 
-torch.manual_seed(
-    0
-)  # for the split and the first weights; the noise comes from a secret key and differs every time
+torch.manual_seed(0)  # for the split and the weights; the noise comes from a secret key
 images, labels = load_digits(return_X_y=True)
 everything = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
 train, test = random_split(everything, [0.8, 0.2])

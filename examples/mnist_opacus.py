@@ -1,10 +1,10 @@
-"""Opacus' MNIST example with antiphase: what its users know, with one other import and one more keyword.
+"""Opacus' MNIST example with antiphase: another import and one more keyword.
 
 python examples/mnist_opacus.py --epochs 10
 python examples/mnist_opacus.py --data folder/with/mnist --batch-size 512
 
-Lines that would be different with Opacus are marked. There is no --secure-rng: the noise always comes from a
-cryptographic generator (AES in counter mode, under a secret key), so there is nothing to switch on.
+Lines that differ from Opacus are marked. There is no --secure-rng: the noise always comes from a
+cryptographic generator with a secret key.
 """
 
 import argparse
@@ -36,10 +36,10 @@ class ConvNet(nn.Module):
 
 
 def read_idx(folder, name):
-    """A file in MNIST's own format: two zeros, the type (8 is bytes), the number of dimensions, each of them, data."""
+    """An IDX file: two zeros, the type (8 is bytes), the number of dimensions, these, the data."""
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
     if path is None:
-        raise SystemExit(f"{folder}: has no {name}, and no {name}.gz")
+        raise SystemExit(f"{folder}: has neither {name} nor {name}.gz")
     data = (gzip.open if path.suffix == ".gz" else open)(path, "rb").read()
     dimensions = np.frombuffer(data, ">i4", count=data[3], offset=4)
     return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(dimensions)
@@ -49,8 +49,10 @@ def load(data):
     """Training and test set, images of 28 × 28 scaled to [0, 1]."""
     if data != "digits":
         folder = Path(data)
-        parts = [(read_idx(folder, f"{p}-images-idx3-ubyte"), read_idx(folder, f"{p}-labels-idx1-ubyte"))
-                 for p in ("train", "t10k")]  # fmt: skip
+        parts = [
+            [read_idx(folder, f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")]
+            for part in ("train", "t10k")
+        ]
         return [
             TensorDataset(torch.tensor(x / 255).float()[:, None], torch.tensor(y).long())
             for x, y in parts
@@ -76,9 +78,8 @@ def train(args, model, train_loader, optimizer, privacy_engine, epoch):
         losses.append(loss.item())
     line = f"epoch {epoch}: loss {np.mean(losses):.4f}"
     if not args.disable_dp:
-        spent = privacy_engine.get_epsilon(
-            args.delta, spent=True
-        )  # without spent=True: of the whole plan
+        # Without spent=True: ε of the whole plan.
+        spent = privacy_engine.get_epsilon(args.delta, spent=True)
         line += f", ε = {spent:.3f} so far at δ = {args.delta:g}"
     print(line)
 
@@ -111,21 +112,21 @@ def main():
         "--sigma",
         type=float,
         default=0.7,
-        help="noise multiplier; unlike Opacus', it alone decides ε, for any epochs",
+        help="noise multiplier; unlike with Opacus, ε does not depend on the epochs",
     )
     parser.add_argument(
         "-c",
         "--max-per-sample-grad_norm",
         type=float,
         default=1.0,
-        help="each example's gradient is clipped to it",
+        help="limit on the norm of each example's gradient",
     )
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--disable-dp",
         action="store_true",
-        help="no privacy, to compare; without clipping, --lr 0.1 is enough",
+        help="train without privacy; without clipping, use --lr 0.1",
     )
     args = parser.parse_args()
 
@@ -143,7 +144,7 @@ def main():
             data_loader=train_loader,
             noise_multiplier=args.sigma,
             max_grad_norm=args.max_per_sample_grad_norm,
-            epochs=args.epochs,  # not with Opacus: noise that cancels is planned ahead
+            epochs=args.epochs,  # not with Opacus: correlated noise is planned ahead
         )
     for epoch in range(1, args.epochs + 1):
         train(args, model, train_loader, optimizer, privacy_engine, epoch)

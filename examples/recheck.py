@@ -2,7 +2,8 @@
 
     python examples/recheck.py mechanism.antiphase statement.json
 
-Computes the sensitivity from the mechanism file and ε from the statement; exit code 0 if all agrees to 1e-6.
+Computes the sensitivity from the mechanism file and ε from the statement. The exit code is 0 if
+both agree with the statement to 1e-6.
 """
 
 import hashlib
@@ -50,13 +51,14 @@ def fill(item, arrays):
 
 
 def unpacked(lower):
+    """A lower-triangular matrix from its rows."""
     matrix = np.zeros((math.isqrt(2 * len(lower)),) * 2)
     matrix[np.tril_indices(len(matrix))] = lower
     return matrix
 
 
 def streamed(s):
-    """C_jj = δ_j, C_ij = r_i·S with the state S that column j has left by row i; 1 at steps with noise of their own."""
+    """C_jj = δ_j, C_ij = r_i·S with the state S of column j at row i; 1 at independent steps."""
     C, live = np.eye(s["size"]), s["live"]
     for j in range(len(live)):
         C[live[j], live[j]], S = s["delta"][j], s["g"][j]
@@ -68,6 +70,7 @@ def streamed(s):
 
 
 def encoder(factorization):
+    """The encoder matrix C."""
     form, stored = factorization["form"], factorization["stored"]
     steps = factorization["workload"]["steps"]
     if form in ("Identity", "Toeplitz", "InverseToeplitz", "Blt"):
@@ -93,7 +96,7 @@ def encoder(factorization):
 
 
 def sensitivity(C, participation):
-    """The largest sum of |X_ij|, X = CᵀC, over all sets of steps that one record may take part in."""
+    """The largest sum of |X_ij|, X = CᵀC, over all allowed participation patterns."""
     X, steps, every = np.abs(C.T @ C), C.shape[1], participation.get("every", C.shape[1])
     patterns = [list(range(j, steps, every)) for j in range(min(every, steps))]
     if participation["kind"] == "MinSeparation":
@@ -105,6 +108,8 @@ def sensitivity(C, participation):
 
 
 def gaussian_epsilon(s, delta):
+    """ε of the Gaussian mechanism with noise multiplier s."""
+
     def log_phi(x):
         if x > -30:
             return math.log(math.erfc(-x / 2**0.5) / 2)
@@ -119,7 +124,7 @@ def gaussian_epsilon(s, delta):
 
 
 def recomputed(content, said):
-    """Sensitivity and ε, from the mechanism and its noise."""
+    """Sensitivity and ε, from the mechanism and its noise multiplier."""
     if content["sampler"] == "poisson":
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, pld
 
@@ -135,6 +140,7 @@ def recomputed(content, said):
 
 
 def main(mechanism, statement):
+    """Compare; return the exit code."""
     content, digest = read(mechanism)
     said = json.loads(Path(statement).read_text())
     values = *recomputed(content, said), content["noise_multiplier"]

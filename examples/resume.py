@@ -1,11 +1,11 @@
-"""Training that may be killed at any moment, and goes on where it was.
+"""Training that can be killed at any moment and resumed.
 
 python examples/resume.py --folder run                    # trains to the end
-python examples/resume.py --folder run --kill-after 23    # kills itself after 23 steps; start it again, and again
+python examples/resume.py --folder run --kill-after 23    # kills itself after 23 steps
 
-The folder gets the key, the ledger of what was released, and the checkpoint. A process that starts there goes on from
-the checkpoint with the same noise: steps that it makes a second time come out as they were, bit for bit, and cost no
-more privacy. The weights at the end are those of a run that nobody killed.
+The folder holds the key, the ledger of released sums, and the checkpoint. A process that starts
+there resumes from the checkpoint with the same noise. Repeated steps have the same outcome, bit for
+bit, and cost no more privacy. The final weights are those of a run without interruption.
 """
 
 import argparse
@@ -35,10 +35,10 @@ def main():
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--checkpoint-every", type=int, default=5, metavar="STEPS")
     parser.add_argument(
-        "--kill-after", type=int, metavar="STEPS", help="of this process; it kills itself then"
+        "--kill-after", type=int, metavar="STEPS", help="kill this process after so many steps"
     )
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # the same sums in the same order every time
+    torch.set_num_threads(1)  # reproducible sums
 
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
@@ -63,17 +63,15 @@ def main():
     if checkpoint.exists():
         engine.load_checkpoint(path=checkpoint, module=model, optimizer=optimizer)
     else:
-        # Before the first step: from here on, there is always something to go on from.
+        # Before the first step, so that there is always a checkpoint to resume from.
         engine.save_checkpoint(path=checkpoint, module=model, optimizer=optimizer)
 
     steps = engine.plan.steps
     print(f"{steps - engine.remaining_steps} of {steps} steps are done", flush=True)
     made = 0
     for _ in range(engine.completed_epochs, arguments.epochs):
-        for (
-            inputs,
-            targets,
-        ) in loader:  # after a resume, the first pass begins with the batch that is next
+        # After a restart, the first pass begins with the next batch.
+        for inputs, targets in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs), targets).backward()
             optimizer.step()

@@ -17,9 +17,7 @@ from antiphase import Key
 from antiphase.torch import PrivacyEngine
 
 parser = argparse.ArgumentParser()
-parser.add_argument(
-    "--key", type=Path, default=Path("digits.key"), help="the secret that the noise is made from"
-)
+parser.add_argument("--key", type=Path, default=Path("digits.key"), help="file of the secret key")
 parser.add_argument("--epochs", type=int, default=20)
 arguments = parser.parse_args()
 
@@ -27,20 +25,17 @@ dist.init_process_group("gloo")
 first = dist.get_rank() == 0
 if first and not arguments.key.exists():
     Key.generate().save(arguments.key)
-dist.barrier()  # the others wait for the file: all must have the same key
+dist.barrier()  # all processes must have the same key
 
-torch.manual_seed(
-    0
-)  # for the split, which must be the same everywhere; order and weights are rank 0's in any case
+torch.manual_seed(0)  # for the split, which must be the same in all processes
 images, labels = load_digits(return_X_y=True)
 everything = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
 train, test = random_split(everything, [0.8, 0.2])
 
 model = DPDDP(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
-loader = DataLoader(
-    train, batch_size=150, shuffle=True
-)  # of all processes together: each gets its part
+# The batch size is that of all processes together.
+loader = DataLoader(train, batch_size=150, shuffle=True)
 
 engine = PrivacyEngine(key=Key.load(arguments.key))
 model, optimizer, loader = engine.make_private_with_epsilon(
@@ -61,7 +56,8 @@ for _ in range(arguments.epochs):
 if first:
     inputs, targets = test[:]
     accuracy = (model.eval()(inputs).argmax(dim=1) == targets).float().mean().item()
+    epsilon = engine.get_epsilon(1e-5)
     print(
-        f"{dist.get_world_size()} processes: accuracy {accuracy:.3f}, ε = {engine.get_epsilon(1e-5):.4f} at δ = 1e-5"
+        f"{dist.get_world_size()} processes: accuracy {accuracy:.3f}, ε = {epsilon:.4f} at δ = 1e-5"
     )
 dist.destroy_process_group()

@@ -1,8 +1,8 @@
-"""A small transformer with ghost clipping: per-example norms without per-example gradients in memory.
+"""A small transformer with ghost clipping: norms without per-example gradients in memory.
 
 python examples/transformer_ghost.py
 
-The task is made up here: of the tokens 0 and 1, which comes more often in a sequence of 15?
+The task is synthetic: which of the tokens 0 and 1 occurs more often in a sequence of 15?
 """
 
 import torch
@@ -26,9 +26,7 @@ def sequences(count):
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embedding = nn.Embedding(
-            TOKENS, WIDTH
-        )  # not tied to `out`: ghost clipping knows no tied parameters
+        self.embedding = nn.Embedding(TOKENS, WIDTH)
         self.encoder = nn.TransformerEncoderLayer(
             WIDTH, nhead=2, dim_feedforward=32, dropout=0.0, batch_first=True
         )
@@ -38,13 +36,9 @@ class Classifier(nn.Module):
         return self.out(self.encoder(self.embedding(tokens)).mean(dim=1))
 
 
-torch.manual_seed(
-    0
-)  # for the data and the first weights; the noise comes from a secret key and differs every time
+torch.manual_seed(0)  # for the data and the weights; the noise comes from a secret key
 train, test = sequences(8192), sequences(2048)
-model = ModuleValidator.fix(
-    Classifier()
-)  # puts Opacus' attention, made of layers it has rules for, in PyTorch's place
+model = ModuleValidator.fix(Classifier())  # replaces PyTorch's attention by Opacus'
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 loader = DataLoader(train, batch_size=512, shuffle=True)
 

@@ -147,7 +147,7 @@ def test_a_deployment_that_is_killed_goes_on(shown, tmp_path):
     """One SuperLink and three SuperNodes; a node is killed and restarted, then the server."""
     from tests.federated.deployment import Deployment
 
-    state, rounds, config = tmp_path / "state", 10, {"clients-per-round": 3, "min-separation": 1}
+    state, rounds, config = tmp_path / "state", 10, {"clients": 3, "min-separation": 1}
     config |= {
         "num-server-rounds": rounds,
         "min-available-nodes": 2,

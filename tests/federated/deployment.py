@@ -96,8 +96,8 @@ class Deployment:
         )
         self.environment = os.environ | {
             "FLWR_HOME": str(self.folder / "flwr"), "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1", "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "ANTIPHASE_CACHE": "off",
-            "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8",
+            "FLWR_DISABLE_UPDATE_CHECK": "1", "PATH": f"{BIN}:{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1", "ANTIPHASE_CACHE": "off", "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8",
         }  # fmt: skip
 
     def __enter__(self):
@@ -157,7 +157,8 @@ class Deployment:
         self.nodes[i] = self._start(
             f"node{i}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}",
             "--root-certificates", self.authority,
-            "--auth-supernode-private-key", str(self.folder / f"node{i}"), "--host", "127.0.0.1", "--port", str(free_port()),
+            "--auth-supernode-private-key", str(self.folder / f"node{i}"),
+            "--host", "127.0.0.1", "--port", str(free_port()),
             "--node-config", f"partition-id={i} num-partitions={len(self.nodes)}",
         )  # fmt: skip
 

@@ -39,7 +39,8 @@ def main(grid, context):
     )
     result = strategy.start(grid, record(initial_model()), 6, evaluate_fn=evaluate)
     counts = strategy.server.counts
-    summed, epsilon = counts[Verdict.SUMMED] + counts[Verdict.CLIPPED], strategy.privacy_spent().epsilon
+    summed = counts[Verdict.SUMMED] + counts[Verdict.CLIPPED]
+    epsilon = strategy.privacy_spent().epsilon
     accuracy = result.evaluate_metrics_serverapp[6]["accuracy"]
     print(f"{summed} updates, epsilon {epsilon:.4f}, accuracy {accuracy:.2f}", flush=True)
 

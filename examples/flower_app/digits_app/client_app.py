@@ -1,4 +1,4 @@
-"""A client: trains on its own images, and sends the model back. Nothing in it knows of privacy."""
+"""The client: trains on its own images and sends the model back, as without privacy."""
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

@@ -18,8 +18,8 @@ def main(grid: Grid, context: Context) -> None:
         fraction_evaluate=0.0, min_available_nodes=run["min-available-nodes"], server_momentum=0.9
     )
     strategy = DifferentialPrivacyCorrelatedNoise(
-        strategy, target_epsilon=8.0, target_delta=1e-5, clipping_norm=0.5, rounds=rounds, folder=run["folder"],
-        num_sampled_clients=run["clients-per-round"], min_separation=run["min-separation"],
+        strategy, target_epsilon=8.0, target_delta=1e-5, clipping_norm=0.5, folder=run["folder"],
+        rounds=rounds, num_sampled_clients=run["clients"], min_separation=run["min-separation"],
     )  # fmt: skip
     strategy.start(grid, record(initial_model()), rounds, timeout, evaluate_fn=evaluate)
     print(strategy.statement())

@@ -6,7 +6,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
 from sklearn.datasets import load_digits
 
-TEST = 360  # images that no client has
+TEST = 360  # images of no client, for evaluation
 
 
 def record(model):
@@ -29,7 +29,7 @@ def examples():
 
 
 def partition(client, clients):
-    """What client ``client`` of ``clients`` has."""
+    """The images of client ``client`` of ``clients``."""
     x, y = examples()
     return x[TEST:][client::clients], y[TEST:][client::clients]
 
@@ -41,7 +41,7 @@ def probabilities(model, x):
 
 
 def fit(model, x, y, epochs=5, learning_rate=0.5):
-    """A few steps of gradient descent, on the client's own data."""
+    """A few steps of gradient descent on the client's images."""
     for _ in range(epochs):
         error = probabilities(model, x) - np.eye(10, dtype=np.float32)[y]
         model["weight"] = model["weight"] - np.float32(learning_rate / len(y)) * (x.T @ error)
@@ -50,7 +50,7 @@ def fit(model, x, y, epochs=5, learning_rate=0.5):
 
 
 def evaluate(server_round, record):
-    """Accuracy on images that are nobody's."""
+    """Accuracy on images of no client."""
     x, y = examples()
-    guessed = probabilities(arrays(record), x[:TEST]).argmax(axis=1)
-    return MetricRecord({"accuracy": float((guessed == y[:TEST]).mean())})
+    predicted = probabilities(arrays(record), x[:TEST]).argmax(axis=1)
+    return MetricRecord({"accuracy": float((predicted == y[:TEST]).mean())})
