@@ -1,9 +1,11 @@
-"""antiphase: differentially private training with noise that cancels itself over the steps."""
+"""antiphase: differentially private training with noise that is correlated across steps."""
 
-from antiphase import objective, participation, sampling
+from typing import Any
+
+from antiphase import accounting, auditing, objective, participation, sampling, theory
 from antiphase.band_selection import BandSelection, select_bands
 from antiphase.comparison import Comparison, compare
-from antiphase.design import design, names
+from antiphase.design import design, designs
 from antiphase.errors import (
     AntiphaseError,
     AntiphaseWarning,
@@ -12,8 +14,11 @@ from antiphase.errors import (
     FileFormatError,
     HorizonError,
     KeyFileError,
+    ModelChangedError,
     ParticipationError,
+    PerExampleGradientError,
     ReplayError,
+    SettingsError,
     StateError,
     TooLargeError,
 )
@@ -42,22 +47,28 @@ __all__ = [
     "Key",
     "KeyFileError",
     "Mechanism",
+    "ModelChangedError",
+    "NoiseStream",
     "Objective",
     "Participation",
     "ParticipationError",
+    "PerExampleGradientError",
     "PrivacyStatement",
     "Recommendation",
     "ReplayError",
+    "SettingsError",
     "StateError",
     "TooLargeError",
     "Workload",
+    "accounting",
+    "auditing",
     "calibrate",
     "compare",
     "design",
+    "designs",
     "epochs",
     "load",
     "min_separation",
-    "names",
     "objective",
     "once",
     "participation",
@@ -65,4 +76,13 @@ __all__ = [
     "sampling",
     "select_bands",
     "sensitivity",
+    "theory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "NoiseStream":
+        from antiphase.noise.stream import NoiseStream  # slow to import: it needs Numba
+
+        return NoiseStream
+    raise AttributeError(f"module 'antiphase' has no attribute {name!r}")

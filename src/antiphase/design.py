@@ -128,11 +128,11 @@ def design(
     return factorization
 
 
-def names() -> list[str]:
+def designs() -> list[str]:
     """The names that `design` knows.
 
     Example:
-        >>> names()[:3]
+        >>> designs()[:3]
         ['dp-sgd', 'anti-pgd', 'chess']
     """
     return [*_CLOSED_FORM, *_SEARCHED, *_OPTIMAL]

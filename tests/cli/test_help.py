@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from antiphase.cli import app
-from antiphase.design import names
+from antiphase.design import designs
 from tests.cli.conftest import process
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +119,7 @@ def test_antiphase_alone_shows_help(run):
 
 def test_help_names_every_mechanism(run):
     text = " ".join(run("design", "--help").out.split())
-    assert ", ".join(names()) in text
+    assert ", ".join(designs()) in text
 
 
 @pytest.mark.slow

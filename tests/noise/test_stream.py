@@ -463,7 +463,7 @@ def test_float32_rows_do_not_drift(name):
     Over fewer steps where there is no short recurrence, so that rows are made from all normals, and
     where the design takes long. tests/statistical/test_noise.py has them at full length.
     """
-    assert {kind for kind, _ in FAMILIES.values()} == set(ap.names()), "every family there is"
+    assert {kind for kind, _ in FAMILIES.values()} == set(ap.designs()), "every family there is"
     assert drift(name, FEWER_STEPS.get(name, 10_000)) < 1e-5
 
 

@@ -47,6 +47,6 @@ def test_any_two_mechanisms_are_distinct(mode, eyes):
 
 
 def test_every_mechanism_has_a_colour():
-    missing = set(ap.names()) - set(palette.COLOURS) - {"optimal"}  # an objective of one's own
+    missing = set(ap.designs()) - set(palette.COLOURS) - {"optimal"}  # an objective of one's own
     assert not missing
     assert palette.COLOURS.keys() == palette.DARK.keys()

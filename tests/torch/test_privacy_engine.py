@@ -335,7 +335,7 @@ def test_mechanisms_by_name_object_and_file(tmp_path):
         training.run()
         ends.append(training.engine.get_epsilon(1e-5))
     assert len(set(ends)) == 1
-    for name in ap.names():
+    for name in ap.designs():
         if name not in (
             "dp-sgd",
             "optimal",

@@ -22,12 +22,12 @@ from typer import Argument, Option
 
 from antiphase.accounting.accountant import ADJACENCIES
 from antiphase.cli.errors import usage_error
-from antiphase.design import names
+from antiphase.design import designs
 from antiphase.participation import Participation, from_epochs, min_separation
 from antiphase.sampling import AMPLIFYING, FIXED_ORDER, Sampling, has_rate, parse
 from antiphase.workload import SCHEDULES, Workload
 
-MECHANISMS = tuple(names())
+MECHANISMS = tuple(designs())
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:

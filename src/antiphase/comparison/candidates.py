@@ -12,7 +12,7 @@ from antiphase._util import checks as check
 from antiphase._util.progress import Progress
 from antiphase.accounting.gaussian import checked_delta
 from antiphase.band_selection import BAND_OPTIONS, design_for_cyclic_poisson, select_bands
-from antiphase.design import design, names
+from antiphase.design import design, designs
 from antiphase.errors import AntiphaseError
 from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism, calibrate
@@ -62,7 +62,7 @@ class Candidate:
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
-        check.choice("name", self.name, tuple(names()))
+        check.choice("name", self.name, tuple(designs()))
         if self.sampling is not None:
             check.instance("sampling", self.sampling, Sampling)
         if isinstance(self.sampling, Poisson) and self.name != "dp-sgd":

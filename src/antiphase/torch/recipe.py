@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from antiphase._util import checks as check
-from antiphase.design import names
+from antiphase.design import designs
 from antiphase.statement import PrivacyStatement
 from antiphase.workload import SCHEDULES
 
@@ -82,7 +82,7 @@ class Recipe:
         check.real_number("weight_decay", self.weight_decay, minimum=0.0)
         check.choice("schedule", self.schedule, tuple(SCHEDULES))
         check.choice("inputs", self.inputs, ("range", "standard"))
-        check.choice("mechanism", self.mechanism, (NO_PRIVACY, *names()))
+        check.choice("mechanism", self.mechanism, (NO_PRIVACY, *designs()))
         object.__setattr__(self, "options", dict(self.options))
         if not self.is_private:
             return
