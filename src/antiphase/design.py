@@ -12,6 +12,7 @@ import numpy as np
 
 from antiphase._util import checks as check
 from antiphase._util.progress import Progress
+from antiphase.errors import AntiphaseWarning
 from antiphase.factorizations.base import Factorization
 from antiphase.factorizations.dense import Dense
 from antiphase.factorizations.identity import Identity
@@ -263,6 +264,7 @@ def _damped(
             warnings.warn(
                 "damped without rho, learning_rate or smoothness: rho = 1, "
                 f"final_weight = √steps = {final_weight:.4g}",
+                AntiphaseWarning,
                 stacklevel=3,
             )
     return Damped(rho, weights, 1.0 if final_weight is None else final_weight)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphase._util.checks import Array, Indices
+from antiphase.errors import AntiphaseWarning
 from antiphase.objective import Average, Objective, Recurrence
 from antiphase.participation import Participation
 from antiphase.workload import Workload
@@ -111,7 +112,9 @@ class Problem:
         if not self.objective.is_maximum:
             return self
         warnings.warn(
-            "the encoder is searched for the mean error, and judged by the largest", stacklevel=2
+            "the encoder is searched for the mean error, and judged by the largest",
+            AntiphaseWarning,
+            stacklevel=2,
         )
         return replace(self, objective=Average())
 

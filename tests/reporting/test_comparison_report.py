@@ -1,0 +1,34 @@
+"""Charts and page of a comparison show the compared mechanisms."""
+
+import pytest
+
+import antiphase as ap
+from antiphase.comparison import Candidate, Setting
+from antiphase.reporting import comparison_report, page
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    candidates = [Candidate("dp-sgd"), Candidate("sqrt-toeplitz")]
+    return ap.compare(Setting.of(16, 2), candidates)
+
+
+def test_charts_have_every_mechanism(comparison):
+    charts = comparison_report.charts(comparison)
+    assert list(charts) == ["noise", "spectrum", "memory", "time"]
+    noise = charts["noise"].series
+    assert [s.label for s in noise] == [entry.label for entry in comparison.entries]
+    assert noise[1].y.tolist() == comparison.entries[1].deviation.tolist()
+
+
+def test_a_single_mechanism_has_no_frontier():
+    charts = comparison_report.charts(ap.compare(Setting.of(8), [Candidate("dp-sgd")]))
+    assert list(charts) == ["noise", "spectrum"]
+
+
+def test_the_page_names_the_best_mechanism(comparison):
+    made = comparison_report.page(comparison, "antiphase compare")
+    best = min(comparison.entries, key=lambda entry: entry.final)
+    assert made.answer.startswith(f"{best.label} leaves least noise in the final model: ")
+    assert made.reproduce == ["antiphase compare"]
+    assert page.render(made).count(best.label) > 3

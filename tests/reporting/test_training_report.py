@@ -1,0 +1,41 @@
+"""Averages and the page of trainings."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from antiphase.reporting import page, training_report
+
+
+def outcome(accuracy, seed=0):
+    recipe = SimpleNamespace(
+        mechanism="none", model="logistic", epochs=1, batch_size=8, is_private=False, delta=None
+    )
+    return SimpleNamespace(
+        recipe=recipe,
+        dataset="digits",
+        seed=seed,
+        accuracy=accuracy,
+        loss=0.5,
+        curve=[(1, accuracy / 2, 1.0), (2, accuracy, 0.5)],
+        steps=2,
+        seconds=0.1,
+        statement=None,
+    )
+
+
+def test_mean_and_standard_error():
+    outcomes = [outcome(value) for value in (0.5, 0.6, 0.7)]
+    assert training_report.mean_accuracy(outcomes) == pytest.approx(0.6)
+    assert training_report.standard_error(outcomes) == pytest.approx(0.1 / math.sqrt(3))
+    assert training_report.standard_error(outcomes[:1]) is None
+
+
+def test_the_page_states_the_mean_and_that_nothing_is_private():
+    made = training_report.page([outcome(0.5), outcome(0.7, seed=1)], "antiphase train")
+    assert "60.0 ± 10 % on test data" in made.answer
+    assert made.notes == ["Not private: there was neither clipping nor noise."]
+    (curve,) = made.charts[0].series
+    assert curve.y.tolist() == [30, 60]
+    assert "no privacy on digits" in page.render(made)
