@@ -68,13 +68,6 @@ class Banded(Factorization):
             return None
         return banded_variances(self.band_rows(0, self.steps), P, N, self.workload.delay)
 
-    def _stored(self) -> dict[str, Any]:
-        return {"columns": self.columns}
-
-    @classmethod
-    def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
-        return cls(**common, columns=stored["columns"])
-
 
 class BandedColumns:
     """Columns with a few entries each, from the diagonal down, cut off after ``steps`` rows."""

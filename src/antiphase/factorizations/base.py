@@ -6,7 +6,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -87,13 +87,18 @@ class Factorization(ABC):
     def _build_encoder(self) -> Array:
         """``C`` as a T × T array."""
 
+    @classmethod
+    def _own_fields(cls) -> list[str]:
+        inherited = {f.name for f in fields(Factorization)}
+        return [f.name for f in fields(cls) if f.name not in inherited]
+
     def _stored(self) -> dict[str, Any]:
-        """What `_restored` needs in addition to the fields above; empty for closed forms."""
-        return {}
+        """What `_restored` needs in addition to the fields above."""
+        return {name: getattr(self, name) for name in self._own_fields()}
 
     @classmethod
     def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
-        return cls(**common)
+        return cls(**common, **{name: stored[name] for name in cls._own_fields()})
 
     def encoder_columns(self, rows: int | None = None) -> Columns:
         """Return the columns of the encoder, for the sensitivity.

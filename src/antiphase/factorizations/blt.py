@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from antiphase._util import checks as check
 from antiphase._util import files
 from antiphase._util.checks import Array
-from antiphase.factorizations.base import Factorization
 from antiphase.factorizations.segments import MAX_BUFFERS, Segment, Stream
 from antiphase.factorizations.toeplitz import ToeplitzEncoder
 
@@ -80,13 +78,6 @@ class Blt(ToeplitzEncoder):
 
     def _iterate_variances(self, P: Array, N: Array) -> Array:
         return self._stream.variances(P, N, self.workload.delay)
-
-    def _stored(self) -> dict[str, Any]:
-        return {"decays": self.decays, "scales": self.scales}
-
-    @classmethod
-    def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
-        return cls(**common, decays=stored["decays"], scales=stored["scales"])
 
 
 def coefficients(decays: Array, scales: Array, steps: int) -> Array:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
-from antiphase.factorizations.base import Factorization
 from antiphase.factorizations.noise_forms import BandedInverse
 from antiphase.factorizations.toeplitz import ToeplitzEncoder
 from antiphase.linalg import power_series
@@ -53,10 +51,3 @@ class InverseToeplitz(ToeplitzEncoder):
     def noise_form(self) -> BandedInverse:
         """A row of noise is a sum of a few normals."""
         return BandedInverse(self.inverse)
-
-    def _stored(self) -> dict[str, Any]:
-        return {"inverse": self.inverse}
-
-    @classmethod
-    def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
-        return cls(**common, inverse=stored["inverse"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
@@ -119,13 +119,6 @@ class Toeplitz(ToeplitzEncoder):
         if variances is None and self.bands <= MAX_VARIANCE_BANDS:
             return banded_variances(self.band_rows(0, self.steps), P, N, self.workload.delay)
         return variances
-
-    def _stored(self) -> dict[str, Any]:
-        return {"coefficients": self.coefficients, "normalized": self.normalized}
-
-    @classmethod
-    def _restored(cls, common: dict[str, Any], stored: dict[str, Any]) -> Factorization:
-        return cls(**common, coefficients=stored["coefficients"], normalized=stored["normalized"])
 
 
 class ToeplitzColumns:

@@ -75,10 +75,17 @@ def driven_variances(
         for r in range(y + 1):  # u_t replaces the oldest u
             _next_covariances(K, r, own[t], kept[t], drive_w[0, r], work)
         _advance(V, gain[t], move[t], rests[t], work)
-        V[:] = V.T.copy()
+        _transpose(V)
         _advance(V, gain[t], move[t], rests[t], work)
         _advance(K, gain[t], move[t], rests[t], work)
     return out
+
+
+@_compiled
+def _transpose(V: Array) -> None:
+    for i in range(len(V)):
+        for j in range(i):
+            V[i, j], V[j, i] = V[j, i], V[i, j]
 
 
 @_compiled
@@ -152,4 +159,5 @@ def _advance(rows: Array, gain: Array, move: Array, rests: bool, work: Array) ->
         for c in range(columns):
             rows[k * q, c] = work[c]
     for r in range(y - 1, m * q - 1, -1):
-        rows[r] = rows[r - 1 if r > m * q else y]
+        for c in range(columns):
+            rows[r, c] = rows[r - 1 if r > m * q else y, c]

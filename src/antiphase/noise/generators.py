@@ -59,10 +59,13 @@ class Engine(ABC):
     regenerates = False
     """Whether earlier normals are drawn again for every block of rows."""
 
+    _kept: Any
+    """What is kept from row to row."""
+
     @property
-    @abstractmethod
     def memory(self) -> int:
         """Bytes kept from row to row."""
+        return int(self._kept.nbytes)
 
     @abstractmethod
     def begin(self, step: int) -> bool:
@@ -122,12 +125,7 @@ class RingBufferEngine(Engine):
         bands = factorization.bands
         _check_memory(memory, 4 * width * (bands - 1), f"an encoder of {bands} diagonals")
         self._past = bands - 1
-        self._ring = np.zeros((max(self._past, 1), width if self._past else 0), np.float32)
-
-    @property
-    def memory(self) -> int:
-        """Bytes kept from row to row."""
-        return self._ring.nbytes
+        self._kept = np.zeros((max(self._past, 1), width if self._past else 0), np.float32)
 
     def begin(self, step: int) -> bool:
         """Read the row of the encoder."""
@@ -144,14 +142,14 @@ class RingBufferEngine(Engine):
         if self._past:
             slot = step % self._past
             ring_step(
-                out, self._ring, piece.start, self._coefficients, self._diagonal, self._scale, slot
+                out, self._kept, piece.start, self._coefficients, self._diagonal, self._scale, slot
             )
         else:
             scale_row(out, self._scale / self._diagonal)
 
     def restart(self, step: int) -> int:
         """Start again at the encoder's last restart."""
-        self._ring[:] = 0
+        self._kept[:] = 0
         if not self._past:
             return step
         return max(start for start in self._factorization.restarts() if start <= step)
@@ -165,19 +163,14 @@ class BufferEngine(Engine):
         kind = state_type(stream)
         needed = stream.buffers * width * np.dtype(kind).itemsize
         _check_memory(memory, needed, f"a state of {stream.buffers} buffers")
-        self._state = np.zeros((stream.buffers, width), kind)
+        self._kept = np.zeros((stream.buffers, width), kind)
         self._row = -1
-
-    @property
-    def memory(self) -> int:
-        """Bytes kept from row to row."""
-        return self._state.nbytes
 
     def begin(self, step: int) -> bool:
         """Look up the coefficients of the step; -1 as the row stands for independent noise."""
         segment, place = self._stream.at(step)
         if place == 0:
-            self._state[:] = 0
+            self._kept[:] = 0
         row = place
         if len(segment.live) < segment.size:  # some steps are idle
             row = int(np.searchsorted(segment.live, place))
@@ -194,11 +187,11 @@ class BufferEngine(Engine):
         if self._row < 0:
             scale_row(out, self._scale)
         else:
-            state_step(out, self._state, piece.start, *self._coefficients, self._scale)
+            state_step(out, self._kept, piece.start, *self._coefficients, self._scale)
 
     def restart(self, step: int) -> int:
         """Start again at the start of the segment."""
-        self._state[:] = 0
+        self._kept[:] = 0
         return max(start for start in self._stream.starts if start <= step)
 
 
@@ -218,12 +211,7 @@ class TreeEngine(Engine):
         self._honaker, self._scale = tree.honaker, scale
         levels = tree.steps.bit_length()
         _check_memory(memory, 4 * width * levels, f"a tree over {tree.steps} steps")
-        self._left = np.zeros((levels, width), np.float32)
-
-    @property
-    def memory(self) -> int:
-        """Bytes kept from row to row."""
-        return self._left.nbytes
+        self._kept = np.zeros((levels, width), np.float32)
 
     def begin(self, step: int) -> bool:
         """Prepare nothing."""
@@ -233,7 +221,7 @@ class TreeEngine(Engine):
         """Make a piece of the row and the estimate of the node that it completes."""
         count = step + 1
         top = (count & -count).bit_length() - 1  # the largest node that ends here
-        left = self._left[:, piece.start : piece.stop]
+        left = self._kept[:, piece.start : piece.stop]
         estimate = np.empty_like(out)
         own = np.empty_like(out)
         piece.normals.fill(step, piece.first_chunk, estimate, lane=0 if self._honaker else top)
@@ -253,7 +241,7 @@ class TreeEngine(Engine):
 
     def restart(self, step: int) -> int:
         """Start again at the first step."""
-        self._left[:] = 0
+        self._kept[:] = 0
         return 0
 
 
@@ -270,11 +258,6 @@ class BandedInverseEngine(Engine):
         needed = 4 * width * self._past * self._keeps
         _check_memory(memory, needed, f"an inverse of {self._past + 1} diagonals")
         self._kept = np.zeros((self._past, width) if self._keeps else (0, 0), np.float32)
-
-    @property
-    def memory(self) -> int:
-        """Bytes kept from row to row."""
-        return self._kept.nbytes
 
     def begin(self, step: int) -> bool:
         """Find which earlier normals the row uses."""
@@ -320,13 +303,8 @@ class RegenerationEngine(Engine):
                 f"{16 * width} bytes"
             )
         # Chunk by chunk, so that what is worked on at one time is contiguous.
-        self._made = np.zeros((width // CHUNK, self._rows, CHUNK), np.float32)
+        self._kept = np.zeros((width // CHUNK, self._rows, CHUNK), np.float32)
         self._first, self._last, self._block = 0, 0, 0
-
-    @property
-    def memory(self) -> int:
-        """Bytes kept from row to row."""
-        return self._made.nbytes
 
     def begin(self, step: int) -> bool:
         """Invert the encoder's block, unless the row was made with an earlier one."""
@@ -350,7 +328,7 @@ class RegenerationEngine(Engine):
         """Make a piece of all rows of the block, and copy it for this one."""
         start = self._blocks[self._block][0]
         first, last = self._first - start, self._last - start
-        made = self._made[piece.start // CHUNK : piece.stop // CHUNK]
+        made = self._kept[piece.start // CHUNK : piece.stop // CHUNK]
         made[:] = 0
         panel = np.zeros((len(made), PANEL, CHUNK), np.float32)
         for begin in range(0, last, PANEL):
@@ -369,7 +347,7 @@ class RegenerationEngine(Engine):
 
     def copy(self, step: int, piece: Piece, out: Row) -> None:
         """Copy a piece of a row that was made with an earlier one."""
-        made = self._made[piece.start // CHUNK : piece.stop // CHUNK, step - self._first]
+        made = self._kept[piece.start // CHUNK : piece.stop // CHUNK, step - self._first]
         out.reshape(made.shape)[:] = made
 
     def restart(self, step: int) -> int:
