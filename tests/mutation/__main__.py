@@ -1,17 +1,17 @@
-"""Which mutants of the code that privacy rests on do the tests notice?
+"""Run the tests on mutants of the code that privacy rests on.
 
     python -m tests.mutation              a seeded sample of 600, stratified by file
     python -m tests.mutation --all        every mutant
     python -m tests.mutation FILE…        every mutant of these files
-    python -m tests.mutation --stale      no mutant: entries of survivors.md that are out of date
+    python -m tests.mutation --stale      list entries of survivors.md that are out of date
 
-prints a table by file and the survivors. It fails if fewer than nine in ten were killed, if one
-survived for which survivors.md has no reason, or if a test is red without a mutant.
+prints a table by file and the survivors. It fails if less than 90 % were killed, if survivors.md has
+no reason for a survivor, or if a test fails without a mutant.
 
-First, the lines are measured that each test executes. Then each mutant gets a forked process that
-imports antiphase with it and runs the tests that reach its line until one is red: first those that
-killed others of its file, then the quickest. What none has killed after BUDGET seconds of processor
-time has survived.
+First, the lines that each test executes are measured. Then a forked process for each mutant imports
+antiphase with it and runs the tests that execute its line until one fails: first those that killed
+other mutants of its file, then the fastest. A mutant that no test has killed after BUDGET seconds of
+processor time has survived.
 """
 
 import argparse
@@ -36,11 +36,11 @@ from tests.mutation.mutate import PACKAGE, Mutant, mutants_of
 from tests.mutation.reach import Reach, green, reaching
 from tests.mutation.sample import sample
 from tests.mutation.survivors import reasons, stale
-from tests.mutation.table import TESTS, there
+from tests.mutation.table import TESTS, split_missing
 
 ROOT = PACKAGE.parents[1]
-ASKED = 0.90
-SIZE, SEED = 600, 1
+MIN_KILLED = 0.90
+SAMPLE_SIZE, SEED = 600, 1
 SURVIVED, KILLED = 0, 1
 BUDGET = 60  # seconds of processor time for the tests of one mutant
 PROCESSES = len(os.sched_getaffinity(0))
@@ -52,7 +52,7 @@ OPTIONS += [f"-pno:{plugin}" for plugin in ("cacheprovider", "faulthandler", "do
 class Result:
     mutant: object
     survived: bool
-    endless: bool  # ended because a test took far too long; counted as killed
+    endless: bool  # a test exceeded its time limit; counted as killed
     seconds: float
 
 
@@ -122,7 +122,7 @@ class Until:
 
     def __init__(self, seconds, note, budget):
         self.seconds = seconds  # {node id: seconds}, in the order of the tests
-        self.note = note  # the file for the name of the test that was red, or took far too long
+        self.note = note  # the file for the name of the test that failed or exceeded its time
         self.budget = budget
         self.verdict = KILLED  # also if tests cannot be collected
 
@@ -198,7 +198,7 @@ def tried(mutants, reached, folder):
             endless = ended_by in (signal.SIGPROF, signal.SIGALRM)
             results[number] = Result(mutants[number], status == 0, endless, seconds)
             if status == 0:
-                say(in_words(mutants[number]))
+                say(described(mutants[number]))
             elif (note := folder / f"test {number}").exists():
                 killers.add(mutants[number].file, note.read_text(encoding="utf-8"))
             if len(results) % 50 == 0:
@@ -208,9 +208,9 @@ def tried(mutants, reached, folder):
 
 
 def controls(reached, folder):
-    """Groups of tests that are red for a file as it is, where a mutant of it would be.
+    """Groups of tests that fail for an unchanged file that is installed like a mutant.
 
-    Such a mutant must survive: otherwise the others are killed by the way they are made.
+    It must survive: otherwise mutants are killed by the way they are installed.
     """
     jobs, none = {}, Killers()
     for tests, found in reached.items():
@@ -235,7 +235,7 @@ class _Texts(dict):
 REASONS = reasons()
 
 
-def in_words(mutant):
+def described(mutant):
     reason = REASONS.get(mutant.name, "NO REASON IS GIVEN")
     where = f"survived: {mutant.file}:{mutant.line}: {reason}"
     return f"{where}\n- {mutant.file}: ``{mutant.before}`` → ``{mutant.after}``"
@@ -278,7 +278,7 @@ def main(arguments):
     if not imported.startswith(str(PACKAGE)):
         sys.exit(f"error: {imported} would be tested; set PYTHONPATH={PACKAGE.parent}")
     began = time.perf_counter()
-    files, missing = there(options.files or TESTS)
+    files, missing = split_missing(options.files or TESTS)
     with ProcessPoolExecutor(PROCESSES) as pool:
         mutants = dict(zip(files, pool.map(mutants_of, files), strict=True))
     counts = {file: len(those) for file, those in mutants.items()}
@@ -291,11 +291,13 @@ def main(arguments):
     say("\n".join(table(results, counts)))
     share = 1 - sum(r.survived for r in results) / max(len(results), 1)
     unexplained = sum(r.survived and r.mutant.name not in REASONS for r in results)
-    say(f"  asked: {ASKED:.0%} killed, a reason for each that survives; {unexplained} have none")
+    say(
+        f"  asked: {MIN_KILLED:.0%} killed, and a reason for each survivor; {unexplained} have none"
+    )
     for fault in faults:
         say(f"  {fault}")
     say(f"  {time.perf_counter() - began:.0f} s with {PROCESSES} process(es)")
-    return int(share < ASKED or unexplained > 0 or bool(faults) or not results)
+    return int(share < MIN_KILLED or unexplained > 0 or bool(faults) or not results)
 
 
 def list_stale():
@@ -308,9 +310,9 @@ def list_stale():
 
 
 def run(mutants, faults):
-    """The results of mutants, {file: mutants}; adds to `faults` what is wrong without a mutant."""
+    """The results of {file: mutants}; adds problems without a mutant to `faults`."""
     fresh.warm_up()
-    gc.freeze()  # so that no process looks through all that was imported
+    gc.freeze()  # so that collections in the processes skip what was imported
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -337,14 +339,14 @@ def parsed(arguments):
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=about)
     parser.add_argument("files", nargs="*", metavar="FILE", help="within src/antiphase")
     parser.add_argument("--all", action="store_true", help="every mutant of every file")
-    parser.add_argument("--sample", type=int, metavar="N", help=f"a sample of N ({SIZE})")
+    parser.add_argument("--sample", type=int, metavar="N", help=f"a sample of N ({SAMPLE_SIZE})")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of the sample ({SEED})")
     parser.add_argument("--stale", action="store_true", help="list entries out of date, and stop")
     options = parser.parse_args(arguments)
     if unknown := set(options.files) - set(TESTS):
         parser.error(f"{', '.join(sorted(unknown))}: not in tests/mutation/table.py")
     if options.sample is None and not options.all and not options.files:
-        options.sample = SIZE
+        options.sample = SAMPLE_SIZE
     return options
 
 

@@ -1,8 +1,8 @@
-"""Import antiphase anew, with a mutant in the place of one of its files.
+"""Import antiphase with a mutant in place of one of its files.
 
-Every mutant has a forked process of its own. What antiphase imports (torch, Opacus, Numba, …) was
-imported before the fork; antiphase and the tests are imported after it. So a mutant is in force
-wherever its names are imported, in classes, decorators, tables and constants alike.
+Every mutant has a forked process. Third-party libraries (torch, Opacus, Numba, …) are imported
+before the fork, antiphase and the tests after it. So a mutant applies wherever its names are
+imported: in classes, decorators, tables and constants.
 """
 
 import ast
@@ -27,9 +27,9 @@ HEAVY = (
 
 
 def warm_up():
-    """Import what is the same for every mutant, and let Numba compile a first function.
+    """Import third-party libraries, and let Numba compile a first function.
 
-    Nothing here may run a backward pass: its threads would not survive the fork.
+    There must be no backward pass before the fork: its threads would not survive.
     """
     for name in HEAVY:
         with suppress(ImportError):  # some are extras
@@ -51,8 +51,8 @@ def warm_up():
 
 
 def install(mutant):
-    """Let the next import of the mutant's module be that of its source."""
-    builtins.CosmicRayTestingException = CosmicRayTestingException  # what some mutants catch
+    """Make the next import of the mutant's module load its source."""
+    builtins.CosmicRayTestingException = CosmicRayTestingException  # some mutants catch it
     for name in [name for name in sys.modules if name.split(".")[0] == "antiphase"]:
         del sys.modules[name]
     sys.meta_path.insert(0, _Finder(mutant))
@@ -82,7 +82,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def affected(file, source):
-    """Names at the top level of `noise/` whose value depends on what the mutant changes there."""
+    """Top-level names of `noise/` that depend on what the mutant changes there."""
     trees = {
         path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
         for path in (PACKAGE / "noise").glob("*.py")
@@ -111,8 +111,10 @@ def _uses(node):
 
 
 def _compile_anew(names):
-    """Keep Numba's cache from kernels that are not what they were: it knows them by their bytecode,
-    in which constants and other kernels do not show."""
+    """Compile changed kernels without Numba's cache.
+
+    Its keys are bytecode, which does not contain constants and other kernels.
+    """
     from numba.core.caching import NullCache
 
     modules = [f"antiphase.noise.{path.stem}" for path in (PACKAGE / "noise").glob("[!_]*.py")]

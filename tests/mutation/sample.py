@@ -3,27 +3,27 @@
 import hashlib
 import math
 
-LEAST = 5  # of each file that has as many
+MIN_PER_FILE = 5  # or all mutants of a file that has fewer
 
 
 def sample(mutants, size, seed):
-    """`size` of the mutants, from each file in proportion to how many it has, `LEAST` at least.
+    """A sample of mutants, from each file in proportion to its number of mutants.
 
     Args:
         mutants: {file: its mutants}.
-        size: how many to take; all of them if there are no more.
-        seed: the same seed takes the same mutants. A file that changes costs the others few.
+        size: the number of mutants to take; all of them if there are fewer.
+        seed: the same seed takes the same mutants; a change of one file changes few of the others.
 
     Returns:
-        {file: those taken, in the order of their lines}.
+        {file: its mutants in the sample, in the order of their lines}.
     """
     sizes = shares({file: len(those) for file, those in mutants.items()}, size)
     return {file: _drawn(those, sizes[file], seed) for file, those in mutants.items()}
 
 
 def shares(counts, size):
-    """How many to take of each file: proportional shares, rounded to the largest remainders."""
-    least = {file: min(LEAST, count) for file, count in counts.items()}
+    """The number of mutants to take of each file, by largest remainders."""
+    least = {file: min(MIN_PER_FILE, count) for file, count in counts.items()}
     size = max(min(size, sum(counts.values())), sum(least.values()))
     rate = _rate(counts, least, size)
     exact = {file: min(max(rate * counts[file], least[file]), counts[file]) for file in counts}
@@ -35,7 +35,7 @@ def shares(counts, size):
 
 
 def _rate(counts, least, size):
-    """The share of every file at which the sizes, none below its least, add up to `size`."""
+    """The share of each file at which the numbers, none below its minimum, add up to `size`."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -45,10 +45,10 @@ def _rate(counts, least, size):
 
 
 def _drawn(mutants, count, seed):
-    """Those whose hashes are smallest: what else the file holds does not matter."""
+    """The mutants with the smallest hashes, which do not depend on the rest of the file."""
     seen, ranks = {}, []
     for number, mutant in enumerate(mutants):
-        seen[mutant.name] = seen.get(mutant.name, 0) + 1  # the same line may stand in two places
+        seen[mutant.name] = seen.get(mutant.name, 0) + 1  # a statement may occur twice
         text = "\0".join([str(seed), *mutant.name, str(seen[mutant.name])])
         ranks.append((hashlib.sha256(text.encode()).digest(), number))
     return [mutants[number] for number in sorted(number for _, number in sorted(ranks)[:count])]

@@ -3,7 +3,7 @@
 from tests.mutation.mutate import PACKAGE
 
 QUICK, ALL = ("-m", "not slow and not long"), ("-m", "not long")
-TORCH = (  # none that starts processes, which would import the file as it is
+TORCH = (  # no tests that start processes, which would import the file without the mutant
     "tests/torch/test_privacy_engine.py",
     "tests/torch/test_private_optimizer.py",
     "tests/torch/test_fuzz.py",
@@ -22,7 +22,7 @@ TORCH = (  # none that starts processes, which would import the file as it is
     "tests/numerical/test_clipping.py",
     "tests/adversarial",
     *ALL,
-    # shows what the attacks of other tests came to, and makes all of them again if it runs first
+    # It summarises the attacks of other tests, and repeats all of them if it runs first.
     "--deselect=tests/adversarial/test_hazards.py::test_every_row_has_attacks_and_each_ends_as_asked",
 )
 AMPLIFICATION = (
@@ -108,7 +108,7 @@ TESTS = {
     "torch/validation.py": TORCH,
     "torch/example_mixing.py": TORCH,
 }
-LEFT_OUT = {  # of torch/, and why
+LEFT_OUT = {  # files of torch/ that are not mutated, and why
     "torch/__init__.py": "imports only",
     "torch/distributed.py": "its tests start processes",
     "torch/sharding.py": "its tests start processes",
@@ -127,7 +127,7 @@ LEFT_OUT = {  # of torch/, and why
 }
 
 
-def there(files):
-    """Those that are there, and those that are not."""
-    found = [file for file in files if (PACKAGE / file).exists()]
-    return found, [file for file in files if file not in found]
+def split_missing(files):
+    """The files that exist in the package, and those that do not."""
+    existing = [file for file in files if (PACKAGE / file).exists()]
+    return existing, [file for file in files if file not in existing]
