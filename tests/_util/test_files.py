@@ -84,7 +84,7 @@ def test_a_file_cannot_hold_what_a_constructor_refuses(saved):
 
 
 def test_a_forged_encoder_has_its_own_sensitivity(tmp_path):
-    """Sensitivity is computed from the stored encoder, so scaling that up cannot lower the noise."""
+    """Sensitivity is computed from the stored encoder: scaling it up cannot lower the noise."""
     f = ap.design("dp-mf", steps=6, epochs=2)
     f.save(tmp_path / "f")
 

@@ -32,34 +32,34 @@ def refusal(folder):
 def test_a_folder_for_each_class(zoo):
     (zoo / "cat" / "notes.txt").write_text("not a picture")
     (zoo / ".hidden").mkdir()
-    found = data.load(zoo)
-    assert (found.name, found.shape, found.classes) == ("zoo", (1, 4, 5), ("cat", "dog"))
-    assert (len(found.train), len(found.test)) == (15, 5)
-    for split in (found.train, found.test):
+    dataset = data.load(zoo)
+    assert (dataset.name, dataset.shape, dataset.classes) == ("zoo", (1, 4, 5), ("cat", "dog"))
+    assert (len(dataset.train), len(dataset.test)) == (15, 5)
+    for split in (dataset.train, dataset.test):
         np.testing.assert_array_equal(
             split.targets, (split.inputs[:, 0, 0, 0] * 255 >= 99.5).astype(int)
         )
 
 
-def test_train_and_test(zoo, tmp_path):
+def test_folders_for_training_and_test(zoo, tmp_path):
     (tmp_path / "both").mkdir()
     zoo.rename(tmp_path / "both" / "train")
     picture(tmp_path / "both" / "test" / "dog" / "a.PNG", 255)
-    found = data.load(tmp_path / "both")
-    assert (len(found.train), len(found.test)) == (20, 1)
-    assert found.test.inputs.min() == 1
-    assert found.test.targets.tolist() == [1]
+    dataset = data.load(tmp_path / "both")
+    assert (len(dataset.train), len(dataset.test)) == (20, 1)
+    assert dataset.test.inputs.min() == 1
+    assert dataset.test.targets.tolist() == [1]
 
 
-def test_one_colour_image_gives_all_three_channels(zoo):
+def test_one_colour_image_gives_three_channels(zoo):
     picture(zoo / "dog" / "x.png", (255, 0, 51), "RGB")
-    found = data.load(zoo)
-    assert found.shape == (3, 4, 5)
-    every = np.concatenate([found.train.inputs, found.test.inputs])
+    dataset = data.load(zoo)
+    assert dataset.shape == (3, 4, 5)
+    every = np.concatenate([dataset.train.inputs, dataset.test.inputs])
     assert any(np.allclose(image[:, 0, 0], [1, 0, 0.2]) for image in every)
 
 
-def test_what_is_refused(zoo, tmp_path):
+def test_images_that_do_not_fit_are_refused(zoo, tmp_path):
     picture(zoo / "dog" / "large.png", 3, size=(6, 4))
     assert "large.png has 6 × 4 pixels" in refusal(zoo)
     (zoo / "dog" / "large.png").write_bytes((zoo / "dog" / "1.png").read_bytes()[:40])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from antiphase import data
-from antiphase.data.dataset import Dataset, Split, train_test_split
 from antiphase.errors import DataError
 
 X, Y = np.arange(60, dtype=np.float64).reshape(20, 3), np.arange(20) % 2
@@ -31,51 +30,26 @@ def refusal(path):
     return str(caught.value)
 
 
-def test_the_split_gives_every_class_its_fifth_in_any_regular_order():
-    for order in (
-        np.arange(1000) // 100,
-        np.arange(1000) % 10,
-        np.arange(1000) % 5,
-        np.arange(1000) % 7,
-    ):
-        train, test = train_test_split(np.arange(1000.0)[:, None], order)
-        assert len(train) + len(test) == 1000
-        share = np.bincount(test.targets) / np.bincount(order)
-        assert 0.17 <= share.min() <= share.max() <= 0.23
-    assert [len(part) for part in train_test_split(np.zeros((2, 1)), np.arange(2))] == [1, 1]
-
-
-def test_the_digest_knows_every_array_its_shape_and_the_classes():
-    def make(x=0.0, y=0, shape=(4, 2), classes=("a", "b")):
-        split = Split(np.full(shape, x, np.float32), np.array([y, 1, 0, 1]))
-        return Dataset("d", split, split, classes).digest
-
-    assert make() == make()
-    assert (
-        len({make(), make(x=1.0), make(y=1), make(shape=(4, 1, 2)), make(classes=("a", "c"))}) == 5
-    )
-
-
 def test_npz_with_a_split(tmp_path):
-    found = data.load(npz(tmp_path, x_train=X, y_train=Y, x_test=X[:4], y_test=Y[:4]))
-    assert (len(found.train), len(found.test), found.shape, found.classes) == (
+    dataset = data.load(npz(tmp_path, x_train=X, y_train=Y, x_test=X[:4], y_test=Y[:4]))
+    assert (len(dataset.train), len(dataset.test), dataset.shape, dataset.classes) == (
         20,
         4,
         (3,),
         ("0", "1"),
     )
-    assert found.train.inputs.dtype == np.float32
-    assert found.train.targets.dtype == np.int64
-    assert found.mean is found.std is None
+    assert dataset.train.inputs.dtype == np.float32
+    assert dataset.train.targets.dtype == np.int64
+    assert dataset.mean is dataset.std is None
 
 
-def test_npz_without_a_split_and_with_words_for_labels(tmp_path):
-    found = data.load(npz(tmp_path, x=X, y=np.where(Y, "dog", "cat")))
-    assert found.classes == ("cat", "dog")
-    assert (len(found.train), len(found.test)) == (15, 5)
+def test_npz_without_a_split_and_with_words_as_labels(tmp_path):
+    dataset = data.load(npz(tmp_path, x=X, y=np.where(Y, "dog", "cat")))
+    assert dataset.classes == ("cat", "dog")
+    assert (len(dataset.train), len(dataset.test)) == (15, 5)
     assert all(
-        found.classes[t] == ("dog" if x[0] / 3 % 2 else "cat")
-        for x, t in zip(*_pair(found.train), strict=True)
+        dataset.classes[t] == ("dog" if x[0] / 3 % 2 else "cat")
+        for x, t in zip(*_pair(dataset.train), strict=True)
     )
 
 
@@ -83,20 +57,20 @@ def _pair(split):
     return split.inputs, split.targets
 
 
-def test_labels_from_any_number_on_count_from_zero(tmp_path):
-    found = data.load(npz(tmp_path, x=X, y=(Y * 7 - 3)[:, None]))
-    assert found.classes == ("-3", "4")
-    assert set(found.train.targets) == {0, 1}
+def test_labels_are_numbered_from_zero(tmp_path):
+    dataset = data.load(npz(tmp_path, x=X, y=(Y * 7 - 3)[:, None]))
+    assert dataset.classes == ("-3", "4")
+    assert set(dataset.train.targets) == {0, 1}
 
 
 def test_images_in_an_npz(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 4, 5), dtype=np.uint8)
-    found = data.load(npz(tmp_path, x=pixels, y=Y))
-    assert found.shape == (1, 4, 5)
+    dataset = data.load(npz(tmp_path, x=pixels, y=Y))
+    assert dataset.shape == (1, 4, 5)
     np.testing.assert_allclose(
-        np.sort(found.train.inputs.ravel())[-1], pixels.max() / 255, atol=0.05
+        np.sort(dataset.train.inputs.ravel())[-1], pixels.max() / 255, atol=0.05
     )
-    assert found.train.inputs.max() <= 1
+    assert dataset.train.inputs.max() <= 1
     assert "x.transpose(0, 3, 1, 2)" in refusal(npz(tmp_path, x=np.zeros((20, 5, 5, 3)), y=Y))
 
 
@@ -125,7 +99,7 @@ def test_arrays_that_are_refused(tmp_path, arrays, said):
     assert said in refusal(npz(tmp_path, **arrays))
 
 
-def test_a_damaged_npz_is_refused_however_it_is_damaged(tmp_path):
+def test_a_damaged_npz_is_refused_wherever_it_is_damaged(tmp_path):
     """200 changed bytes: `DataError`, or an array that passes every check; nothing else."""
     path, rng = npz(tmp_path, x=X, y=Y), random.Random(0)
     whole = path.read_bytes()
@@ -161,21 +135,21 @@ TABLE = "".join(f"{i},{i * 0.5},{i % 2}\n" for i in range(20))
         "label between",
     ],
 )
-def test_tables(tmp_path, text):
-    found = data.load(csv(tmp_path, text))
-    assert (found.shape, found.classes, len(found.train), len(found.test)) == (
+def test_tables_with_and_without_a_header(tmp_path, text):
+    dataset = data.load(csv(tmp_path, text))
+    assert (dataset.shape, dataset.classes, len(dataset.train), len(dataset.test)) == (
         (2,),
         ("0", "1"),
         15,
         5,
     )
-    np.testing.assert_array_equal(found.train.inputs[:, 0], 2 * found.train.inputs[:, 1])
-    np.testing.assert_array_equal(found.train.inputs[:, 0] % 2, found.train.targets)
+    np.testing.assert_array_equal(dataset.train.inputs[:, 0], 2 * dataset.train.inputs[:, 1])
+    np.testing.assert_array_equal(dataset.train.inputs[:, 0] % 2, dataset.train.targets)
 
 
 def test_a_table_of_yes_and_no_has_no_header(tmp_path):
-    found = data.load(csv(tmp_path, "".join(f"{i},{i},{'yn'[i % 2]}\n" for i in range(20))))
-    assert (found.classes, len(found.train) + len(found.test)) == (("n", "y"), 20)
+    dataset = data.load(csv(tmp_path, "".join(f"{i},{i},{'yn'[i % 2]}\n" for i in range(20))))
+    assert (dataset.classes, len(dataset.train) + len(dataset.test)) == (("n", "y"), 20)
 
 
 @pytest.mark.parametrize(
@@ -198,12 +172,12 @@ def test_tables_that_are_refused(tmp_path, text, said):
     assert said in refusal(csv(tmp_path, text))
 
 
-def test_bytes_that_are_no_table(tmp_path):
+def test_bytes_that_are_not_a_table(tmp_path):
     (tmp_path / "mine.csv").write_bytes(b"\xff\xfe\x00\x81" * 10)
     assert "cannot be read as a .csv in UTF-8" in refusal(tmp_path / "mine.csv")
 
 
-def test_what_is_neither_name_nor_file(tmp_path):
+def test_unknown_names_and_files_are_refused(tmp_path):
     assert "is neither one of digits, mnist, fashion-mnist, cifar10 nor a folder" in refusal(
         "minst"
     )
@@ -216,14 +190,14 @@ def test_what_is_neither_name_nor_file(tmp_path):
 
 
 def test_digits():
-    found = data.load("digits")
-    assert found.shape == (1, 8, 8)
-    assert (len(found.train), len(found.test)) == (1436, 361)
-    assert found.classes == tuple("0123456789")
-    assert (found.train.inputs.min(), found.train.inputs.max()) == (0, 1)
-    assert np.bincount(found.test.targets).min() >= 30
-    assert abs(found.train.inputs.mean() - found.mean[0]) < 1e-4
-    assert abs(found.train.inputs.std() - found.std[0]) < 1e-4
+    dataset = data.load("digits")
+    assert dataset.shape == (1, 8, 8)
+    assert (len(dataset.train), len(dataset.test)) == (1436, 361)
+    assert dataset.classes == tuple("0123456789")
+    assert (dataset.train.inputs.min(), dataset.train.inputs.max()) == (0, 1)
+    assert np.bincount(dataset.test.targets).min() >= 30
+    assert abs(dataset.train.inputs.mean() - dataset.mean[0]) < 1e-4
+    assert abs(dataset.train.inputs.std() - dataset.std[0]) < 1e-4
 
 
 def test_without_scikit_learn_the_message_says_what_to_install(monkeypatch):

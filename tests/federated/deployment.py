@@ -97,7 +97,8 @@ class Deployment:
         self.environment = os.environ | {
             "FLWR_HOME": str(self.folder / "flwr"), "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1", "PATH": f"{BIN}:{os.environ['PATH']}",
-            "OMP_NUM_THREADS": "1", "ANTIPHASE_CACHE": "off", "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8",
+            "OMP_NUM_THREADS": "1", "ANTIPHASE_CACHE": "off",
+            "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8",
         }  # fmt: skip
 
     def __enter__(self):

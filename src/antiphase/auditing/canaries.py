@@ -40,8 +40,8 @@ class MechanismTrials:
         check.instance("mechanism", self.mechanism, Mechanism)
         if self.mechanism.amplified:
             raise ValueError(
-                f"sampling = {self.mechanism.sampling}: whether a record is in a batch is decided in training, not "
-                "by the mechanism; audit the training function"
+                f"sampling = {self.mechanism.sampling}: whether a record is in a batch is decided "
+                "in training, not by the mechanism; audit the training function"
             )
 
     @property
