@@ -410,7 +410,7 @@ def test_too_little_memory_is_too_little_for_every_process():
                 is not None
             )
             for sharded in (False, True):
-                with pytest.raises(ValueError, match="an encoder of 8 diagonals keeps"):
+                with pytest.raises(ValueError, match="an encoder of 8 diagonals takes"):
                     Group(rank, world, sharded).noise(mechanism, key, RUN, shapes, needed - 1)
 
 

@@ -225,7 +225,8 @@ class Group:
         if not isinstance(batches, FixedOrderBatches):
             raise ValueError(
                 "data_loader has a sampler of its own in a distributed run. Give a loader over the "
-                "whole dataset with the batch size of all processes together, which divide it"
+                "whole dataset with the batch size of all processes together: each batch is "
+                "divided among them"
             )
         self.require_same("batches", (len(batches.order), batches.batch_size, batches.drop_last))
         # PRIVACY: parts of two orders may share an example, which would count twice.   [G17]
