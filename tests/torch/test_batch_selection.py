@@ -76,10 +76,7 @@ def train(module, optimizer, loader, steps):
             done += 1
 
 
-# ---- the samplers ------------------------------------------------------------------------------------------
-
-
-def test_a_step_draws_from_its_group_alone_and_each_by_its_own_coin():
+def test_a_step_samples_its_group_alone_by_independent_coins():
     sampler = PoissonBatches(1000, 0.05, groups=4, secret=7)
     drawn = [sampler.sample(step) for step in range(400)]
     groups = [set().union(*drawn[first::4]) for first in range(4)]
@@ -101,7 +98,7 @@ def test_a_step_draws_from_its_group_alone_and_each_by_its_own_coin():
     assert PoissonBatches(1000, 0.05, groups=4).sample(7) != sampler.sample(7)  # of another secret
 
 
-def test_groups_are_drawn_where_no_step_draws():
+def test_groups_and_steps_use_different_random_numbers():
     """Else the coins of that step would follow from who is in which group."""
     sampler = PoissonBatches(1000, 0.05, groups=4, secret=7)
     for step in (*range(8), *(1 << k for k in range(3, 63))):
@@ -122,9 +119,7 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES)
-def test_who_is_drawn_follows_from_128_bits_of_the_systems_randomness_and_from_no_seed(
-    make, monkeypatch
-):
+def test_samples_come_from_128_bits_of_the_operating_system_and_not_from_a_seed(make, monkeypatch):
     def seeded():
         random.seed(0)
         torch.manual_seed(0)
@@ -137,7 +132,7 @@ def test_who_is_drawn_follows_from_128_bits_of_the_systems_randomness_and_from_n
     assert asked == [128, 128]
 
 
-def test_every_example_is_in_one_bin_always_the_same():
+def test_every_example_stays_in_one_bin():
     sampler = BallsInBinsBatches(1000, 10)
     first, again = list(sampler), list(sampler)
     assert first == again
@@ -147,7 +142,7 @@ def test_every_example_is_in_one_bin_always_the_same():
     assert list(BallsInBinsBatches(1000, 10)) != first
 
 
-def test_a_group_cannot_give_more_than_it_has():
+def test_a_rate_above_that_of_a_whole_group_is_refused():
     with pytest.raises(ValueError, match="more than one group"):
         PoissonBatches(100, 0.3, groups=4)
 
@@ -158,11 +153,8 @@ def test_every_example_needs_a_bin(thrown):
         BallsInBinsBatches(64, 8, thrown=thrown)
 
 
-# ---- through the engine ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make", [cyclic, bins, independent])
-def test_a_training_on_the_right_batches(make):
+def test_training_on_sampled_batches(make):
     engine, module, optimizer, loader = private(make())
     train(module, optimizer, loader, STEPS)
     assert engine.remaining_steps == 0
@@ -218,7 +210,7 @@ def peeked(loader):
 @pytest.mark.parametrize("between", [evaluated, peeked])
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("make", [cyclic, bins, independent])
-def test_a_step_has_its_own_sample_whatever_else_was_drawn(make, workers, between):
+def test_each_step_has_its_own_sample_after_unused_batches(make, workers, between):
     """Passes for evaluation, and loops that are left while workers read ahead, put no step out of its turn."""
     mechanism = make()
     loader = DataLoader(
@@ -263,7 +255,7 @@ def test_what_a_mechanism_is_for_is_in_its_repr():
 
 
 @pytest.mark.parametrize("make", [cyclic, bins])
-def test_nobody_can_vouch_for_sampling(make):
+def test_trusted_participation_is_refused_for_sampled_batches(make):
     with pytest.raises(ValueError, match="recorded by the participation ledger"):
         private(make(), participation="trusted")
 
@@ -282,7 +274,7 @@ def test_accumulation_is_refused(make):
 
 
 @pytest.mark.parametrize("make", [cyclic, bins])
-def test_a_run_goes_on_with_the_same_batches(make, tmp_path):
+def test_a_resumed_run_has_the_same_batches(make, tmp_path):
     mechanism, key = make(), ap.Key.insecure(3)
     engine, module, optimizer, loader = private(mechanism, key=key)
     train(module, optimizer, loader, 5)
@@ -301,7 +293,7 @@ def test_a_run_goes_on_with_the_same_batches(make, tmp_path):
     assert again.remaining_steps == 0
 
 
-def test_rounding_is_covered_for_the_batch_size_or_twice_the_expected_one_and_a_hundred():
+def test_the_number_of_examples_of_a_step_is_limited():
     """In a fixed order no batch is larger than the loader's; sampled ones may be, and are refused past 2 × 8 + 100."""
     assert private(independent())[0]._training.release.most_examples == 2 * 8 + 100
     fixed = ap.calibrate(ap.design("dp-mf", steps=STEPS, epochs=2), noise_multiplier=1.0)

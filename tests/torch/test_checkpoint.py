@@ -57,7 +57,7 @@ def load(t, path, **options):
 
 @pytest.mark.parametrize("mechanism", ["dp-mf", "dp-mf+", "tree", "sqrt-toeplitz"])
 @pytest.mark.parametrize("stop", [1, 5, 8, 14])
-def test_a_run_goes_on_bit_for_bit(key, tmp_path, mechanism, stop):
+def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(key, tmp_path, mechanism, stop):
     whole = training(key, mechanism=mechanism)
     whole.run(stop)
     save(whole, tmp_path / "checkpoint")
@@ -86,7 +86,7 @@ def own_checkpoint(t):
 
 
 @pytest.mark.parametrize("stop", [1, 8])
-def test_a_checkpoint_of_ones_own_goes_on_as_well(key, tmp_path, stop):
+def test_state_dicts_in_a_checkpoint_of_the_users_resume_too(key, tmp_path, stop):
     whole = training(key, mechanism="dp-mf")
     whole.run(stop)
     torch.save(own_checkpoint(whole), tmp_path / "own")
@@ -150,7 +150,7 @@ def test_the_state_of_another_engine_is_refused_and_nothing_changed(key, tmp_pat
     assert again.release.position == 3
 
 
-def test_two_processes_that_go_on_at_once_do_not_share_a_row(key, tmp_path):
+def test_two_processes_that_resume_at_once_do_not_share_a_row(key, tmp_path):
     """Each has loaded the checkpoint before the other steps; their weights differ."""
     first = training(key)
     first.run(4)
@@ -165,7 +165,7 @@ def test_two_processes_that_go_on_at_once_do_not_share_a_row(key, tmp_path):
         other.run(1)
 
 
-def test_a_key_without_a_file_does_not_go_on_in_another_process(tmp_path):
+def test_a_key_without_a_file_is_refused_in_another_process(tmp_path):
     """Nothing there says which rows went out with which sums."""
     secret = bytes(range(32))
     first = training(ap.Key(secret))
@@ -179,7 +179,7 @@ def test_a_key_without_a_file_does_not_go_on_in_another_process(tmp_path):
     assert again.engine.get_epsilon(1e-5) > first.engine.get_epsilon(1e-5)
 
 
-def test_an_engine_that_has_released_does_not_forget_it(key, tmp_path):
+def test_loading_another_run_after_a_release_is_refused(key, tmp_path):
     """Going back within a run is allowed; loading another one would hide what was released."""
     first, other = training(key), training(key)
     first.run(3)
@@ -201,7 +201,7 @@ def test_an_engine_that_has_released_does_not_forget_it(key, tmp_path):
 
 
 @pytest.mark.issue(21)
-def test_spent_epsilon_is_of_the_rows_that_were_drawn(key, tmp_path):
+def test_spent_epsilon_counts_the_rows_drawn(key, tmp_path):
     """A training that went back to step 2 has spent what was released up to step 6."""
     first = training(key)
     first.run(2)
@@ -271,7 +271,7 @@ def test_fresh_noise_is_a_second_release(key, tmp_path):
     assert third.engine.get_epsilon(1e-5) == both, "what was given up is not forgotten"
 
 
-def test_no_fresh_start_is_forgotten(key, tmp_path):
+def test_every_run_with_fresh_noise_is_accounted_for(key, tmp_path):
     """However often a checkpoint is gone back to, every run from it is counted, whichever of them goes on."""
     first = training(key)
     first.run(4)
@@ -296,7 +296,7 @@ def test_no_fresh_start_is_forgotten(key, tmp_path):
     )
 
 
-def test_what_is_spent_counts_rows_drawn_after_the_checkpoint(key, tmp_path):
+def test_spent_epsilon_counts_rows_drawn_after_the_checkpoint(key, tmp_path):
     """Going back to step 3 of a run that drew 8 rows does not take back the other 5."""
     first = training(key)
     first.run(3)
@@ -356,7 +356,7 @@ def test_two_runs_under_one_key_differ(key):
     assert not (a.weights() == b.weights()).any()
 
 
-def test_another_mechanism_and_another_world_are_refused(key, tmp_path):
+def test_another_mechanism_or_number_of_processes_is_refused(key, tmp_path):
     first = training(key)
     first.run(2)
     save(first, tmp_path / "checkpoint")
@@ -378,7 +378,7 @@ def test_another_mechanism_and_another_world_are_refused(key, tmp_path):
         assert target.release.replaced_runs() == [15], "all of the other run may have been released"
 
 
-def test_a_key_without_a_file_remembers_as_long_as_it_lives(tmp_path):
+def test_a_key_without_a_file_can_resume_in_its_own_process(tmp_path):
     key = ap.Key.generate()
     first = training(key)
     first.run(2)

@@ -1,5 +1,6 @@
 """Norms and weighted sums of per-example gradients: every rounding is covered by the margin."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,3 +101,50 @@ def test_the_clip_margin_is_the_sum_of_all_roundings():
     }
     for batch_size, units in by_hand.items():
         assert clip_margin(batch_size) == pytest.approx(units * 2.0**-24 + 2e-5, rel=1e-9)
+
+
+def test_norms_do_not_overflow():
+    g = torch.full((2, 4), 1e38)
+    g[1] = 1.0
+    norms, kept = example_norms([g, g])
+    assert kept is None, "large, and finite"
+    assert norms[0] == pytest.approx(np.sqrt(8) * 1e38, rel=1e-6)
+    factors = clip_factors(norms, 1.0, clip_margin(1))
+    total = weighted_sum(factors, g)
+    assert float(torch.linalg.vector_norm(total.double())) <= 2.0
+    tiny = torch.full((1, 3), 1e-42)
+    assert torch.isfinite(
+        weighted_sum(clip_factors(example_norms([tiny])[0], 1.0, clip_margin(1)), tiny)
+    ).all()
+    g[0, 0] = float("nan")
+    norms, kept = example_norms([g, g])
+    assert kept.tolist() == [False, True]
+    total = weighted_sum(clip_factors(norms, 1.0, clip_margin(1)), g, kept)
+    assert torch.isfinite(total).all()
+
+
+@pytest.mark.parametrize("kind", ["normal", "constant", "few large"])
+def test_no_example_is_longer_than_the_clip_norm_however_many_coordinates(kind):
+    """What a plain float32 sum of five million squares loses, the clipped gradient would have too much."""
+    g = torch.full((1, 5_000_000), 0.1)
+    if kind == "normal":
+        g.normal_(generator=torch.Generator().manual_seed(0))
+    elif kind == "few large":
+        g.fill_(2.4e-4)  # beside eight of 1.0 their squares vanish, one by one
+        g[0, :8] = 1.0
+    norms, kept = example_norms([g])
+    length = float(
+        torch.linalg.vector_norm(
+            weighted_sum(clip_factors(norms, 0.7, clip_margin(1)), g, kept).double()
+        )
+    )
+    assert length <= 0.7 * (1 + 1e-6)
+
+
+def test_clipped_examples_are_shorter_than_the_clip_norm_however_they_are_rounded():
+    g = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0))
+    norms, _ = example_norms([g])
+    lengths = torch.linalg.vector_norm(
+        (clip_factors(norms, 0.7, clip_margin(1))[:, None] * g).double(), dim=1
+    )
+    assert 0.7 * (1 - 1e-4) < float(lengths.max()) <= 0.7

@@ -123,9 +123,6 @@ def same(tensors, others):
     return all(torch.equal(a, b) for a, b in zip(tensors, others, strict=True))
 
 
-# ---- noise and weights -------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("several", ["two", "four"])
 def test_the_noise_of_all_processes_is_that_of_one_bit_for_bit(several, alone, request, shown):
@@ -161,7 +158,7 @@ def test_several_processes_train_what_one_trains(several, alone, request, shown)
 
 
 @pytest.mark.slow
-def test_every_example_is_with_one_process_once_and_some_processes_have_none(alone, two, four):
+def test_each_example_is_with_one_process_once_even_if_some_have_none(alone, two, four):
     for of_ranks in (two[1], two[5], four[1]):
         for step, parts in enumerate(zip(*(r["seen"] for r in of_ranks), strict=True)):
             together = sorted(map(tuple, torch.cat(parts).tolist()))
@@ -171,9 +168,6 @@ def test_every_example_is_with_one_process_once_and_some_processes_have_none(alo
         epoch = torch.cat([x for r in of_ranks for x in r["seen"][:4]])
         assert len(epoch.unique(dim=0)) == len(epoch) == 50
     assert [len(r["seen"][3]) for r in four[1]] == [1, 1, 0, 0]
-
-
-# ---- disagreement ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -222,7 +216,7 @@ def test_processes_that_disagree_all_refuse_before_anything_is_drawn(tmp_path, s
 
 
 @pytest.mark.slow
-def test_shards_that_have_not_one_owner_for_each_row_are_refused(tmp_path):
+def test_shards_without_one_owner_for_each_row_are_refused(tmp_path):
     """Columns, replicas, and whatever else fully_shard can do; each process must refuse, before anything is drawn."""
     key = tmp_path / "run.key"
     ap.Key.generate().save(key)
@@ -242,11 +236,8 @@ def test_shards_that_have_not_one_owner_for_each_row_are_refused(tmp_path):
     assert ap.Key.load(key).runs() == []
 
 
-# ---- a process dies ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_one_killed_process_stops_all_and_all_go_on_to_the_same_weights(tmp_path, shown):
+def test_after_a_process_is_killed_all_stop_and_resume_to_the_same_weights(tmp_path, shown):
     key = tmp_path / "run.key"
     ap.Key.generate().save(key)
     training = {"key": str(key), "run": None, "save_at": [2, 5]}
@@ -289,13 +280,8 @@ def test_one_killed_process_stops_all_and_all_go_on_to_the_same_weights(tmp_path
     assert len(epsilons) == 1
 
 
-# ---- FSDP2 -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_sharded_models_train_what_one_process_trains_and_go_on_after_a_checkpoint(
-    tmp_path, alone, four, shown
-):
+def test_sharded_models_train_what_one_process_trains_and_resume(tmp_path, alone, four, shown):
     key = tmp_path / "run.key"
     ap.Key.generate().save(key)
     kept = FSDP | {"key": str(key), "run": None}
@@ -384,9 +370,6 @@ def test_shards_that_reach_past_the_tensor_are_refused():
         )
 
 
-# ---- without processes -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
 def test_every_tensor_has_one_owner(world):
     shapes = {f"layer{i}": (2 ** (i % 5), 3 + i) for i in range(11)}
@@ -396,7 +379,7 @@ def test_every_tensor_has_one_owner(world):
     assert max(loads) <= sum(loads) / world + max(map(math.prod, shapes.values()))
 
 
-def test_too_little_memory_is_too_little_for_every_process():
+def test_too_little_memory_is_refused_by_every_process():
     """One that refuses while others wait for it would leave them waiting."""
     factorization = ap.design("dp-mf", workload=ap.Workload.sgd(8), participation=ap.epochs(2, 4))
     mechanism, key = ap.calibrate(factorization, noise_multiplier=1.0), ap.Key.insecure(3)
@@ -414,7 +397,7 @@ def test_too_little_memory_is_too_little_for_every_process():
                     Group(rank, world, sharded).noise(mechanism, key, RUN, shapes, needed - 1)
 
 
-def test_modes_and_models_that_do_not_belong_together_are_refused(monkeypatch):
+def test_modes_that_do_not_fit_the_model_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="is for models of torch's fully_shard"):
         Group.of(nn.Linear(2, 2), "ghost_fsdp")
     monkeypatch.setattr(Group, "current", classmethod(lambda cls: cls(1, 2)))
@@ -435,13 +418,13 @@ def pretended():
 @pytest.mark.parametrize(
     "wrap", [DDP, lambda module: GradSampleModule(DDP(module))], ids=["bare", "inside"]
 )
-def test_gradients_that_meet_in_the_backward_pass_are_refused(pretended, wrap):
+def test_models_that_sum_gradients_in_the_backward_pass_are_refused(pretended, wrap):
     with pytest.raises(ValueError, match="before they are clipped"):
         Group.of(wrap(nn.Linear(2, 2)), "hooks")
 
 
 @pytest.mark.parametrize("how", ["by columns", "replicas", "each for itself"])
-def test_one_row_that_both_processes_have_is_refused(pretended, how):
+def test_a_row_with_two_owners_is_refused(pretended, how):
     """Of one row the first process has as many rows as it should, whichever way it is divided."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     ways = {"by columns": {"shard_placement_fn": lambda _: Shard(1)}, "replicas": {"mesh": mesh}}
@@ -452,7 +435,7 @@ def test_one_row_that_both_processes_have_is_refused(pretended, how):
         Group.of(net, "ghost_fsdp")
 
 
-def test_one_process_of_three_that_disagrees_is_enough(monkeypatch):
+def test_disagreement_of_one_process_of_three_is_noticed(monkeypatch):
     def gathered(values, value):
         values[:] = [value, "another", value]
 
@@ -490,7 +473,7 @@ def test_parts_of_a_batch_are_those_of_rank_0s_order(monkeypatch):
         )
 
 
-def test_every_process_must_go_on_at_the_same_step_of_the_same_run_with_its_own_checkpoint(
+def test_all_processes_must_resume_the_same_step_with_their_own_checkpoints(
     monkeypatch,
 ):
     said = []

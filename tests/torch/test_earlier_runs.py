@@ -57,7 +57,7 @@ def test_an_amplified_run_and_another_share_delta():
     assert combined_epsilon(m, [6], [earlier(other)], DELTA) == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_has_no_composition_is_not_stated():
+def test_without_a_known_composition_no_epsilon_is_stated():
     m = gaussian()
     unknown = EarlierRun("ab" * 16, "another", {}, 3)
     assert combined_epsilon(m, [6], [unknown], DELTA) is None
@@ -86,7 +86,7 @@ def test_fingerprints_see_examples_at_both_ends_and_between():
     assert fingerprint(key, TensorDataset(X.clone())) == before
 
 
-def test_examples_of_every_kind_have_bytes():
+def test_examples_of_every_supported_type_are_hashed():
     key = ap.Key.generate()
     example = {
         "text": "a",
@@ -110,7 +110,7 @@ def test_examples_of_every_kind_have_bytes():
     )
 
 
-def test_data_without_bytes_are_told_by_type_and_length():
+def test_other_data_are_identified_by_type_and_length():
     key = ap.Key.generate()
     assert fingerprint(key, [object()]) == fingerprint(key, [object()])
     assert fingerprint(key, [object()]) != fingerprint(key, [object()] * 2)

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+import antiphase as ap
 from antiphase.errors import PerExampleGradientError
+from antiphase.torch import PrivacyEngine
 from antiphase.torch.clipping import MAX_CANCELLATION
 from antiphase.torch.ghost_clipping import (
     gradients_and_bounds,
@@ -63,3 +65,33 @@ def test_rows_of_hooks_are_in_float32_or_float64_as_the_parameter_is(dtype):
     assert {name: p.grad_sample.dtype for name, p in module.named_parameters()} == dict.fromkeys(
         ["0.weight", "1.weight", "1.bias"], expected
     )
+
+
+@pytest.mark.parametrize("value", [0.3, 1.1])
+def test_ghost_clipping_covers_the_rounding_of_norms_of_millions_of_numbers(value):
+    """Opacus has no ghost rule for convolutions: it adds up their gradients in float32, here two million numbers."""
+    layer = torch.nn.Conv1d(1500, 1400, 1, bias=False)
+    net = torch.nn.Sequential(layer, torch.nn.Flatten())
+    x = torch.full((1, 1500, 1), value)
+    dataset = torch.utils.data.TensorDataset(x, torch.zeros(1, dtype=torch.int64))
+    engine = PrivacyEngine(mechanism="dp-sgd", key=ap.Key.insecure(0))
+    module, optimizer, criterion, loader = engine.make_private(
+        module=net, optimizer=torch.optim.SGD(net.parameters(), lr=1.0), noise_multiplier=1.0, max_grad_norm=0.7,
+        data_loader=torch.utils.data.DataLoader(dataset, batch_size=1), poisson_sampling=False, epochs=1,
+        grad_sample_mode="ghost", criterion=Total(),
+    )  # fmt: skip
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        criterion(module(inputs), targets).backward()
+        length = float(torch.linalg.vector_norm(layer.weight.summed_grad))
+    assert 0.7 * (1 - 0.02) <= length <= 0.7 * (1 + 1e-6)
+
+
+class Total(torch.nn.Module):
+    """The sum of all outputs: gradients that are as long as they are constant."""
+
+    reduction = "mean"
+
+    def forward(self, outputs, targets):
+        each = outputs.sum(dim=1)
+        return each if self.reduction == "none" else each.mean()

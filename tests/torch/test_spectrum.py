@@ -77,7 +77,7 @@ def test_spectral_moments_within_sampling_error():
         assert abs(np.mean(moments) - np.sum(exact**power)) <= 4 * error
 
 
-def test_all_eigenvalues_where_there_are_steps_enough():
+def test_enough_steps_find_all_eigenvalues():
     """Lanczos until the space is closed finds every eigenvalue, and stops there by itself."""
     net = nn.Linear(3, 1, bias=False).double()
     nn.init.zeros_(net.weight)
@@ -114,7 +114,7 @@ def test_clipped_gradients_see_less_curvature(clip_norm):
     assert (found.top < 0.9 * plain.top) is (clip_norm < 1)
 
 
-def test_nothing_else_is_touched_and_the_seed_decides():
+def test_the_result_depends_on_the_seed_and_the_model_is_not_changed():
     net, loss, inputs, targets = setting()
     before = [p.clone() for p in net.parameters()]
     state = torch.random.get_rng_state()

@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from antiphase import Key, data
+from antiphase import data
 from antiphase.errors import FileFormatError, StateError
 from antiphase.torch import training_run
-from antiphase.torch.models import build_model
 from antiphase.torch.recipe import Recipe
-from antiphase.torch.secret_generator import torch_generator
 from antiphase.torch.training import train
 
 
@@ -53,9 +51,6 @@ def stopping(at, error=Stop):
     return progress
 
 
-# ---- seeds -------------------------------------------------------------------------------------------------
-
-
 def test_the_seed_decides_all_but_the_noise():
     first, again = train(RECIPE, DIGITS, seed=3), train(RECIPE, DIGITS, seed=3)
     assert not same(first, again), "noise from a secret key differs every time"
@@ -88,10 +83,7 @@ def test_global_generators_and_threads_are_left_alone():
     assert threads == torch.get_num_threads()
 
 
-# ---- what comes of it --------------------------------------------------------------------------------------
-
-
-def test_an_outcome_tells_what_was_promised_and_reached():
+def test_the_outcome_has_statement_curve_and_accuracy():
     seen = []
     made = train(
         RECIPE,
@@ -180,34 +172,6 @@ def test_inputs_are_scaled_by_public_constants():
         train(plain, shifted)
 
 
-# ---- DP-SGD ------------------------------------------------------------------------------------------------
-
-
-def test_generators_of_torch_have_their_whole_state_from_the_key():
-    """The same words in NumPy's Mersenne Twister give the same numbers; so none of the state is torch's seed."""
-    made = torch_generator(Key.insecure(1), "noise")
-    words = made.get_state().numpy()[24 : 24 + 8 * 624].view(np.uint64)
-    twister = np.random.MT19937()
-    twister.state = {
-        "bit_generator": "MT19937",
-        "state": {"key": words.astype(np.uint32), "pos": 624},
-    }
-    expected = (twister.random_raw(2000) & 0xFFFFFF) / 2**24
-    assert np.array_equal(torch.rand(2000, generator=made).numpy(), expected.astype(np.float32))
-    chained = (
-        1812433253 * (words[:-1] ^ words[:-1] >> 30) + np.arange(1, 624, dtype=np.uint64)
-    ) % 2**32
-    assert not (words[1:] == chained).any(), (
-        "as after manual_seed, which makes all words of 32 bits"
-    )
-    assert len(np.unique(words)) > 600
-    first = [torch.rand(3, generator=torch_generator(Key.generate(), "noise")) for _ in range(2)]
-    assert not torch.equal(*first)
-    assert not torch.equal(
-        first[0], torch.rand(3, generator=torch_generator(Key.insecure(1), "samples"))
-    )
-
-
 @pytest.mark.slow
 def test_neither_noise_nor_samples_of_dp_sgd_follow_the_seed(monkeypatch):
     drawn = []
@@ -238,15 +202,12 @@ def test_dp_sgd_claims_amplification_for_its_samples_alone():
 
 
 @pytest.mark.slow
-def test_batches_of_nobody_are_steps_too():
+def test_empty_poisson_samples_are_steps():
     made = train(
         recipe(mechanism="dp-sgd", epsilon=None, noise_multiplier=1.0, batch_size=1), dataset(30)
     )
     assert made.steps == 60
     assert made.finite
-
-
-# ---- going on ----------------------------------------------------------------------------------------------
 
 
 def dropout(shape, classes):
@@ -258,7 +219,7 @@ def dropout(shape, classes):
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["dp-mf", "dp-sgd"])
 @pytest.mark.parametrize("stop", [1, 13, 20])
-def test_a_run_goes_on_bit_for_bit(tmp_path, mechanism, stop):
+def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, mechanism, stop):
     wanted = recipe(
         mechanism=mechanism,
         poisson=False,
@@ -277,7 +238,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, mechanism, stop):
     assert again.statement == whole.statement
 
 
-def test_a_secret_key_is_kept_and_steps_made_again_are_the_same(tmp_path):
+def test_the_key_is_stored_and_repeated_steps_are_the_same(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(Stop):
         train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(13))
@@ -301,7 +262,7 @@ def test_a_secret_key_is_kept_and_steps_made_again_are_the_same(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_without_its_checkpoint_is_not_begun_again(tmp_path):
+def test_a_run_whose_checkpoint_is_missing_is_refused(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(Stop):
         train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(3))
@@ -313,7 +274,7 @@ def test_a_run_without_its_checkpoint_is_not_begun_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_describes_a_run_is_refused_if_damaged_and_nothing_is_lost(tmp_path):
+def test_damaged_run_files_are_refused_and_nothing_is_lost(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(Stop):
         train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(4), evaluate=2)
@@ -341,7 +302,7 @@ def test_what_describes_a_run_is_refused_if_damaged_and_nothing_is_lost(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("raised", [True, False], ids=["raised", "signal"])
-def test_ctrl_c_saves_where_it_stands(tmp_path, raised):
+def test_ctrl_c_saves_the_run(tmp_path, raised):
     def press(report):
         if report.done == 5 and not raised:
             os.kill(os.getpid(), signal.SIGINT)
@@ -389,20 +350,7 @@ def test_another_run_is_refused_and_nothing_overwritten(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-# ---- models and recipes ------------------------------------------------------------------------------------
-
-
-def test_the_network_fits_every_image():
-    assert sum(p.numel() for p in build_model("cnn", (3, 32, 32), 10).parameters()) == 550_570
-    for shape in [(1, 28, 28), (1, 8, 8), (3, 5, 9), (1, 1, 1), (2, 64, 48)]:
-        assert build_model("cnn", shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
-    for name in ("logistic", "mlp"):
-        assert build_model(name, (12,), 3)(torch.zeros(2, 12)).shape == (2, 3)
-    with pytest.raises(ValueError, match=r"images .* shape \(12,\)"):
-        build_model("cnn", (12,), 3)
-
-
-def test_models_of_the_user(tmp_path, monkeypatch):
+def test_models_are_made_by_functions_of_the_user(tmp_path, monkeypatch):
     (tmp_path / "mine_for_this_test.py").write_text(
         "from torch import nn\n"
         "def small(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
@@ -438,7 +386,7 @@ def mixing(shape, classes):
     return Mixing()
 
 
-def test_models_that_mix_examples_are_noticed_with_this_loader_too():
+def test_models_that_mix_examples_are_refused_with_data_in_memory():
     with pytest.raises(ValueError, match="mixes examples"):
         train(recipe(model=f"{__name__}:mixing"), DIGITS)
 
@@ -457,6 +405,6 @@ def test_models_that_mix_examples_are_noticed_with_this_loader_too():
         ({"delta": None}, "δ is yours"),
     ],
 )
-def test_recipes_that_make_no_sense_are_refused(wrong, message):
+def test_invalid_recipes_are_refused(wrong, message):
     with pytest.raises((TypeError, ValueError), match=message):
         recipe(**wrong)
