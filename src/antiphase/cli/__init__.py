@@ -7,6 +7,7 @@ import sys
 import typer
 from typer import Option
 
+from antiphase import __version__
 from antiphase.cli import (
     audit,
     calibrate,
@@ -36,8 +37,6 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        from antiphase import __version__
-
         print(f"antiphase {__version__}")
         raise typer.Exit
 

@@ -20,6 +20,7 @@ from antiphase.cli import errors, options, output
 from antiphase.cli.errors import UserCodeError, usage_error
 from antiphase.cli.progress import progress_bar
 from antiphase.cli.statement import load_calibrated
+from antiphase.reporting.charts import roc
 from antiphase.verification import read_statement
 
 
@@ -190,7 +191,6 @@ def _accepts(function: Callable[..., Any], count: int) -> bool:
 
 def _draw(result: AuditResult, path: Path, silent: bool) -> None:
     from antiphase.reporting import figures
-    from antiphase.reporting.charts import roc
 
     paths = figures.draw(path, roc(result.roc, result.claim.min_false_negatives, str(result.claim)))
     if not silent:

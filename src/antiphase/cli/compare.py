@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from pathlib import Path
+from functools import partial
 from typing import Annotated
 
 from typer import Option
@@ -13,9 +13,10 @@ from antiphase import comparison as comparisons
 from antiphase.cli import errors, options, output
 from antiphase.cli.errors import usage_error
 from antiphase.cli.progress import candidates_bar
+from antiphase.cli.report import ReportOptions
 from antiphase.comparison import Candidate, Comparison, Entry, Setting
 from antiphase.design import options_for
-from antiphase.reporting import comparison_report, page
+from antiphase.reporting import comparison_report
 from antiphase.sampling import KINDS, CyclicPoisson, has_rate, parse
 
 
@@ -43,8 +44,7 @@ def compare(
     optimizer: options.Optimizer,
     parameters: options.Parameters = 100_000,
     tolerance: options.Tolerance = 1e-3,
-    html: options.HtmlFile = None,
-    figures: options.FiguresFolder = None,
+    report: ReportOptions,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV instead.")] = False,
     display: options.Display,
 ) -> None:
@@ -56,30 +56,17 @@ def compare(
         raise usage_error("--csv and --json: give one")
     if family and mechanism:
         raise usage_error("--family and --mechanism: give one")
-    sampling.require_no_stray_rate()
-    if sampling.sampler is not None and not budget.given:
-        raise usage_error(
-            f"--sampler {sampling.sampler} needs --epsilon and --delta: amplification depends on "
-            "them"
-        )
-    options.require_writable(html)
-    participation = length.participation()
-    setting = Setting(
-        optimizer.workload(length.steps),
-        participation,
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        adjacency=sampling.adjacency,
-        parameters=parameters,
-        sampling=sampling.scheme(comparisons.fixed_order_rate(participation, length.steps)),
-    )
+    options.require_writable(report.html)
+    setting = _setting(length, budget, sampling, optimizer, parameters)
     if mechanism:
         candidates = [_candidate(text, setting) for text in mechanism]
     else:
         candidates = comparisons.default_candidates(setting, family)
-    with candidates_bar(display.silent or as_csv, tolerance) as report:
-        comparison = comparisons.compare(setting, candidates, tolerance=tolerance, progress=report)
-    files = _write_files(comparison, html, figures)
+    with candidates_bar(display.silent or as_csv, tolerance) as update:
+        comparison = comparisons.compare(setting, candidates, tolerance=tolerance, progress=update)
+    files = report.write(
+        partial(comparison_report.charts, comparison), partial(comparison_report.page, comparison)
+    )
     if display.as_json:
         output.print_json(comparison.to_dict() | {"files": files})
     elif as_csv:
@@ -90,6 +77,31 @@ def compare(
     _print_warnings(comparison)
     if comparison.stopped:
         errors.interrupted("by Ctrl-C; these are the results so far")
+
+
+def _setting(
+    length: options.ParticipationPattern,
+    budget: options.Budget,
+    sampling: options.BatchSampling,
+    optimizer: options.Optimizer,
+    parameters: int,
+) -> Setting:
+    sampling.require_no_stray_rate()
+    if sampling.sampler is not None and not budget.given:
+        raise usage_error(
+            f"--sampler {sampling.sampler} needs --epsilon and --delta: amplification depends on "
+            "them"
+        )
+    participation = length.participation()
+    return Setting(
+        optimizer.workload(length.steps),
+        participation,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        adjacency=sampling.adjacency,
+        parameters=parameters,
+        sampling=sampling.scheme(comparisons.fixed_order_rate(participation, length.steps)),
+    )
 
 
 def _candidate(text: str, setting: Setting) -> Candidate:
@@ -116,20 +128,6 @@ def _candidate(text: str, setting: Setting) -> Candidate:
         # With cyclic Poisson sampling, τ is the number of bands, which is searched for.
         given.setdefault("tau", setting.steps)
     return Candidate(name, given, sampling)
-
-
-def _write_files(
-    comparison: Comparison, html: Path | None, figures_folder: Path | None
-) -> list[Path]:
-    files = []
-    if figures_folder is not None:
-        from antiphase.reporting import figures
-
-        for name, chart in comparison_report.charts(comparison).items():
-            files.append(figures.draw(figures_folder / name, chart)[0])
-    if html is not None:
-        files.append(page.write(html, comparison_report.page(comparison, options.typed_command())))
-    return files
 
 
 def _print_csv(comparison: Comparison) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,8 +17,10 @@ from antiphase.band_selection import BAND_OPTIONS, design_for_cyclic_poisson
 from antiphase.cli import errors, options, output
 from antiphase.cli.errors import usage_error
 from antiphase.cli.progress import SearchProgress, progress_bar
+from antiphase.cli.report import FiguresFolder, draw_figures
 from antiphase.comparison.candidates import LABELS
 from antiphase.factorizations.base import Factorization
+from antiphase.reporting import charts
 from antiphase.statement import rounded_up
 
 
@@ -69,7 +71,7 @@ def design(
     calibration: options.Calibration,
     sampling: options.BatchSampling,
     file: Annotated[Path | None, Option("--output", "-o", help="File to write.")] = None,
-    figures: options.FiguresFolder = None,
+    figures: FiguresFolder = None,
     display: options.Display,
 ) -> None:
     """Design a mechanism: write it to a file, print its error, the certified bound and the gap.
@@ -95,7 +97,7 @@ def design(
         mechanism = ap.calibrate(f, **budget) if calibration.given else None
         result = Result(f, mechanism, stopped=stopped)
     digest = None if file is None else result.save(file)
-    drawn = _draw(figures, result.factorization) if figures is not None else []
+    drawn = [] if figures is None else draw_figures(figures, _charts(result.factorization))
     if display.as_json:
         output.print_json(_to_dict(result) | {"file": file, "digest": digest, "figures": drawn})
         sys.exit(errors.EXIT_INTERRUPTED if result.stopped else 0)
@@ -280,19 +282,16 @@ def _storage(f: Any) -> str:
     return f"{f.form.lower()}, {output.plural(f.bands, 'diagonal')}"
 
 
-def _draw(folder: Path, f: Any) -> list[Path]:
-    from antiphase.reporting import charts, figures
-
+def _charts(f: Any) -> dict[str, charts.Chart]:
     designs = {LABELS.get(f.name, f.name): (f.name, f)}
-    title = "Noise that stays in the model"
-    drawings: dict[str, Callable[[], charts.Chart]] = {
-        "noise": lambda: charts.noise_per_iterate(designs, title)
-    }
-    if f.steps <= charts.MAX_STEPS:
-        drawings["spectrum"] = lambda: charts.noise_spectrum(designs)
-        drawings["matrices"] = lambda: charts.encoder_and_decoder(f)
-    else:
+    noise = charts.noise_per_iterate(designs, "Noise that stays in the model")
+    if f.steps > charts.MAX_STEPS:
         output.print_warning(
             f"no spectrum and no heat maps: {f.steps:,} steps exceed {charts.MAX_STEPS:,}"
         )
-    return [figures.draw(folder / name, make())[0] for name, make in drawings.items()]
+        return {"noise": noise}
+    return {
+        "noise": noise,
+        "spectrum": charts.noise_spectrum(designs),
+        "matrices": charts.encoder_and_decoder(f),
+    }

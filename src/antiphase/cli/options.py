@@ -85,8 +85,6 @@ DATA_HELP = "digits, mnist, fashion-mnist, cifar10; or your folder, .npz or .csv
 DataFolder = Annotated[Path | None, Option(help="Folder with the files of a known data set.")]
 Parameters = Annotated[int, Option(help="Number of model parameters.", min=1)]
 Tolerance = Annotated[float, Option(help="Certified gap at which designs stop.")]
-HtmlFile = Annotated[Path | None, Option(help="Write a page that opens in any browser.")]
-FiguresFolder = Annotated[Path | None, Option(help="Folder for figures, SVG and PNG.")]
 MechanismOptions = Annotated[
     list[str] | None, Option("--option", help="Another option of the mechanism, as name=value.")
 ]

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,8 @@ from antiphase.cli import errors, options, output
 from antiphase.cli.data import load_data
 from antiphase.cli.errors import usage_error
 from antiphase.cli.progress import progress_bar
-from antiphase.reporting import page, training_report
+from antiphase.cli.report import ReportOptions
+from antiphase.reporting import training_report
 from antiphase.reporting.training_report import mean_accuracy, standard_error
 from antiphase.statement import PrivacyStatement, rounded_up
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from antiphase.torch.recipe import Outcome, Recipe
 
 CLIPPING_MODES = ("hooks", "functorch", "ghost")
+INPUTS = ("range", "standard")
 
 
 @dataclass(frozen=True)
@@ -37,19 +40,52 @@ class TrainingOptimizer(options.Optimizer):
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """The model, its inputs, and how its gradients are clipped."""
+class RecipeOptions:
+    """What is trained, and by which mechanism."""
 
-    model: Annotated[str, Option(help="logistic, mlp, cnn, or module:function.")] = "logistic"
-    inputs: Annotated[
+    epochs: Annotated[int, Option(help="Number of epochs.", min=1)] = 1
+    batch_size: Annotated[int, Option(help="Examples per step.", min=1)] = 64
+    mechanism: Annotated[
         str,
         Option(
-            help="As they are, or standardised.", click_type=options.one_of("range", "standard")
+            help="As in design; or none, for no privacy.",
+            click_type=options.one_of("none", *options.MECHANISMS),
+            metavar="NAME",
         ),
+    ] = "dp-mf+"
+    option: options.MechanismOptions = None
+    fixed_order: Annotated[bool, Option("--fixed-order", help="dp-sgd in fixed order.")] = False
+    model: Annotated[str, Option(help="logistic, mlp, cnn, or module:function.")] = "logistic"
+    inputs: Annotated[
+        str, Option(help="As they are, or standardised.", click_type=options.one_of(*INPUTS))
     ] = "range"
     mode: Annotated[
         str, Option(help="Of clipping.", click_type=options.one_of(*CLIPPING_MODES))
     ] = "hooks"
+
+    def recipe(self, calibration: options.Calibration, optimizer: options.Optimizer) -> Recipe:
+        """Return the recipe of the training."""
+        from antiphase.torch.recipe import Recipe
+
+        return Recipe(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=optimizer.lr,
+            mechanism=self.mechanism,
+            options=options.parse_options(self.option),
+            poisson=not self.fixed_order,
+            epsilon=calibration.epsilon,
+            noise_multiplier=calibration.noise_multiplier,
+            delta=calibration.delta,
+            clip_norm=calibration.clip,
+            model=self.model,
+            momentum=optimizer.momentum,
+            nesterov=optimizer.nesterov,
+            weight_decay=optimizer.weight_decay,
+            schedule=optimizer.schedule,
+            inputs=self.inputs,
+            grad_sample_mode=self.mode,
+        )
 
 
 @dataclass(frozen=True)
@@ -91,26 +127,13 @@ class TrialOptions:
 def train(
     *,
     data: Annotated[str, Option(help=options.DATA_HELP)],
-    epochs: Annotated[int, Option(help="Number of epochs.", min=1)] = 1,
-    batch_size: Annotated[int, Option(help="Examples per step.", min=1)] = 64,
-    mechanism: Annotated[
-        str,
-        Option(
-            help="As in design; or none, for no privacy.",
-            click_type=options.one_of("none", *options.MECHANISMS),
-            metavar="NAME",
-        ),
-    ] = "dp-mf+",
-    option: options.MechanismOptions = None,
-    fixed_order: Annotated[bool, Option("--fixed-order", help="dp-sgd in fixed order.")] = False,
+    training: RecipeOptions,
     calibration: options.Calibration,
-    architecture: ModelOptions,
     optimizer: TrainingOptimizer,
     run: TrialOptions,
     folder: options.DataFolder = None,
     weights: Annotated[Path | None, Option("--output", "-o", help="File for weights.")] = None,
-    html: options.HtmlFile = None,
-    figures: options.FiguresFolder = None,
+    report: ReportOptions,
     display: options.Display,
 ) -> None:
     """Train a model with differential privacy and print its privacy statement.
@@ -120,39 +143,25 @@ def train(
 
     Example: antiphase train --data digits --epochs 4 --epsilon 8 --delta 1e-4
     """
-    _require_budget(mechanism, calibration)
+    _require_budget(training.mechanism, calibration)
     if weights is not None and run.trials > 1:
         raise usage_error(f"--output is for one model, and there are {run.trials} trials")
-    options.require_writable(weights, html)
+    options.require_writable(weights, report.html)
     run.require_consistent_folder()
-    from antiphase.torch.recipe import Recipe
-
-    recipe = Recipe(
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=optimizer.lr,
-        mechanism=mechanism,
-        options=options.parse_options(option),
-        poisson=not fixed_order,
-        epsilon=calibration.epsilon,
-        noise_multiplier=calibration.noise_multiplier,
-        delta=calibration.delta,
-        clip_norm=calibration.clip,
-        model=architecture.model,
-        momentum=optimizer.momentum,
-        nesterov=optimizer.nesterov,
-        weight_decay=optimizer.weight_decay,
-        schedule=optimizer.schedule,
-        inputs=architecture.inputs,
-        grad_sample_mode=architecture.mode,
-    )
+    recipe = training.recipe(calibration, optimizer)
     if run.checkpoint is not None and not recipe.is_planned:
         raise usage_error(
             "--checkpoint: runs without privacy, or of dp-sgd on Poisson batches, cannot be resumed"
         )
     dataset = load_data(data, folder, display.silent)
     outcomes = _run_trials(recipe, dataset, run, display.silent)
-    written = _write_files(outcomes, weights, html, figures) if outcomes else []
+    written: list[Path] = []
+    if outcomes:
+        written += report.write(
+            lambda: {"training": training_report.curves(outcomes)},
+            partial(training_report.page, outcomes),
+        )
+        written += _write_weights(weights, outcomes[0])
     stopped = len(outcomes) < run.trials
     if display.as_json:
         output.print_json(_to_dict(outcomes) | {"stopped": stopped, "files": written})
@@ -223,22 +232,13 @@ def _trial_progress(
     return report
 
 
-def _write_files(
-    outcomes: list[Outcome], weights: Path | None, html: Path | None, figures_folder: Path | None
-) -> list[Path]:
-    written: list[Path] = []
-    if figures_folder is not None:
-        from antiphase.reporting import figures
+def _write_weights(path: Path | None, outcome: Outcome) -> list[Path]:
+    if path is None:
+        return []
+    from safetensors.torch import save
 
-        written += figures.draw(figures_folder / "training", training_report.curves(outcomes))
-    if html is not None:
-        written.append(page.write(html, training_report.page(outcomes, options.typed_command())))
-    if weights is not None:
-        from safetensors.torch import save
-
-        files.write_bytes(weights, save(dict(outcomes[0].weights)))
-        written.append(weights)
-    return written
+    files.write_bytes(path, save(dict(outcome.weights)))
+    return [path]
 
 
 def _to_dict(outcomes: list[Outcome]) -> dict[str, Any]:

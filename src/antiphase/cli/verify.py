@@ -52,8 +52,8 @@ def verify(
         output.print_text(f"{file}: all {len(checks)} checks hold.")
     if loaded.steps > verification.MAX_ENCODER_STEPS:
         output.print_warning(
-            f"{loaded.steps:,} steps exceed {verification.MAX_ENCODER_STEPS:,}: the encoder was not checked "
-            "entry by entry, and no noise was drawn"
+            f"{loaded.steps:,} steps exceed {verification.MAX_ENCODER_STEPS:,}: the encoder was "
+            "not checked entry by entry, and no noise was drawn"
         )
 
 
