@@ -1,4 +1,4 @@
-"""Batched products: one example's bits do not depend on the others; memory is used again."""
+"""Batched products: an example's bits do not depend on the others; memory is reused."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# In the second line: sizes whose plain batched products depend on the batch, on the machines that this was tried on.
+# In the second line: sizes whose plain torch.bmm depends on the batch on some machines.
 SHAPES = [
     (3, 5, 7), (8, 10, 16), (4, 33, 65), (300, 3, 3), (2, 128, 64), (17, 1, 9),
     (8, 7, 9), (8, 2, 31), (300, 33, 7), (8, 64, 1),
@@ -37,7 +37,7 @@ def test_the_product_of_an_example_has_the_same_bits_wherever_it_is(shape, token
 
 
 def test_buffers_of_rows_are_kept_for_one_batch_size_alone():
-    """Poisson samples have a size of their own each: memory must not grow with the number of sizes."""
+    """Poisson samples differ in size; memory must not grow with the number of sizes."""
     buffers, like = RowBuffers(), torch.zeros(1)
     for n in (3, 4, 5, 4):
         for _ in range(2):

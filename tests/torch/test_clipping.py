@@ -1,4 +1,4 @@
-"""Norms and weighted sums of per-example gradients: every rounding is covered by the margin."""
+"""Norms and weighted sums of per-example gradients: the clip margin covers all rounding."""
 
 import numpy as np
 import pytest
@@ -27,8 +27,8 @@ def rows(*shape, seed=0):
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
 )
 @pytest.mark.parametrize("length", [1, 255, 256, 1000])
-def test_norms_are_good_to_the_error_they_promise_in_every_dtype(dtype, length):
-    """A norm of bfloat16 numbers in bfloat16 would be good to 0.4 %."""
+def test_norms_are_accurate_to_their_stated_error_in_every_dtype(dtype, length):
+    """A norm computed in bfloat16 would have an error of 0.4 %."""
     x = rows(7, length).to(dtype)
     expected = torch.linalg.vector_norm(x.double(), dim=1)
     assert float((row_norms(x) / expected - 1).abs().max()) <= NORM_ERROR
@@ -36,7 +36,7 @@ def test_norms_are_good_to_the_error_they_promise_in_every_dtype(dtype, length):
 
 @pytest.mark.parametrize("first", [torch.float32, torch.bfloat16], ids=str)
 def test_the_dtype_is_that_of_each_tensor_not_of_the_first(first):
-    """Row 36: 1.004 C where the first tensor was float32 and another bfloat16."""
+    """Row 36: 1.004 C if the first tensor is float32 and another bfloat16."""
     gradients = [
         rows(5, 3).to(first),
         rows(5, 400, seed=1).to(torch.bfloat16),
@@ -47,7 +47,7 @@ def test_the_dtype_is_that_of_each_tensor_not_of_the_first(first):
 
 
 def test_the_margin_covers_the_rounding_of_large_sums():
-    """Sums are rounded to float32. If one of 20,000 examples leaves, the sum moves by whole steps of 5e-4."""
+    """Sums are rounded to float32: one of 20,000 examples moves them by whole steps of 5e-4."""
     clip_norm, batch = 0.3, 20_000
     factor = clip_factors(torch.ones(1), clip_norm, clip_margin(batch))
     count = torch.arange(batch - 2000, batch + 1, dtype=torch.float64)
@@ -56,7 +56,7 @@ def test_the_margin_covers_the_rounding_of_large_sums():
 
 
 def test_groups_are_added_up_in_float64():
-    """A float32 sum over 20,000 examples is wrong by 0.8; in groups it is good to what the margin covers."""
+    """A float32 sum of 20,000 examples is wrong by 0.8; in groups the margin covers the error."""
     batch, value = 20_000, 0.3
     group = group_size(batch)
     total = weighted_sum(
@@ -66,7 +66,7 @@ def test_groups_are_added_up_in_float64():
 
 
 def test_products_are_float32_whatever_the_flags_are():
-    """Row 36: TF32 and bfloat16 products, asked for by global flags or autocast. The flags are then as before."""
+    """Row 36: TF32 and bfloat16, set by global flags or autocast. The flags are restored."""
     backends = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
     before = [backend.fp32_precision for backend in backends]
     try:
@@ -81,19 +81,19 @@ def test_products_are_float32_whatever_the_flags_are():
             backend.fp32_precision = precision
 
 
-def test_examples_that_are_not_finite_are_masked_and_the_others_stay_where_they_are():
+def test_examples_that_are_not_finite_are_masked_and_the_others_keep_their_place():
     x = rows(6, 4)
     x[2, 1] = torch.nan
-    norms, kept = example_norms([x])
-    assert kept.tolist() == [True, True, False, True, True, True]
-    found = weighted_sum(clip_factors(norms, 1.0, 0.0), x, kept, group=3)
-    others = x[kept].double()
+    norms, mask = example_norms([x])
+    assert mask.tolist() == [True, True, False, True, True, True]
+    found = weighted_sum(clip_factors(norms, 1.0, 0.0), x, mask, group=3)
+    others = x[mask].double()
     expected = (others * (1 / others.norm(dim=1)).clamp(max=1.0)[:, None]).sum(dim=0)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
 
 
 def test_the_clip_margin_is_the_sum_of_all_roundings():
-    """In units of 2⁻²⁴, by hand from docs/clipping.md: groups 2(m + 3)B, sums 4B, inputs 4·64·min(B, 512)."""
+    """In units of 2⁻²⁴, from docs/clipping.md: groups 2(m + 3)B, sums 4B, inputs 4κ·min(B, 512)."""
     by_hand = {
         4: 2 * 67 * 4 + 4 * 4 + 4 * 64 * 4,  # m = 64
         512: 2 * 23 * 512 + 4 * 512 + 4 * 64 * 512,  # m = 20

@@ -25,8 +25,8 @@ def tokens(n, length, width, seed=0):
     return torch.randn(n, length, width, generator=torch.Generator().manual_seed(seed))
 
 
-def test_an_example_whose_tokens_cancel_is_clipped_by_a_part_of_what_cancels():
-    """Row 28: rounding of products is in proportion to Σ‖g_t‖‖a_t‖, which limits an example's share."""
+def test_an_example_whose_tokens_cancel_is_divided_by_its_uncancelled_norm():
+    """Row 28: rounding is in proportion to S = Σ‖g_t‖‖a_t‖, so the factor is at most κC/S."""
     module = ghost(nn.Linear(60, 50, bias=False))
     x = tokens(4, 1, 60).repeat(1, 6, 1)
     weights = 1e4 * torch.tensor([1.0, 1.0, -2.0, 1.0, 1.0, -2.0])
@@ -47,7 +47,7 @@ def test_a_plain_backward_pass_records_nothing():
 
 
 def test_losses_that_are_not_one_for_each_example_are_refused():
-    """Row 33: the criterion flattened tokens into the batch, or took some examples together."""
+    """Row 33: a criterion that flattens tokens into the batch, or combines examples."""
     module = ghost(nn.Linear(3, 2))
     x = tokens(4, 6, 3)
     for losses in (module(x).flatten(0, 1).sum(dim=1), module(x).sum(dim=2)[:2].sum(dim=1)):
@@ -57,7 +57,7 @@ def test_losses_that_are_not_one_for_each_example_are_refused():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_rows_of_hooks_are_in_float32_or_float64_as_the_parameter_is(dtype):
-    """Embeddings are added up in float64, which only parameters in float64 keep; none is kept in less than float32."""
+    """float64 sums of embeddings are kept for float64 parameters only; nothing is below float32."""
     module = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2)).to(dtype)
     wrapped = recorded(module, "hooks", batch_first=True, loss_reduction="mean", wrap_model=True)
     wrapped(torch.tensor([[0, 1], [2, 2]])).sum().backward()

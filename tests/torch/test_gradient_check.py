@@ -1,4 +1,4 @@
-"""The gradient check of make_private: what it passes, what it refuses, and that it leaves everything as it was."""
+"""The gradient check of make_private: models that pass, models it refuses, and no side effects."""
 
 import copy
 import time
@@ -23,7 +23,7 @@ MODES = ["hooks", "ghost", "functorch"]
 
 @pytest.fixture
 def checked(monkeypatch):
-    """How long each check took, in seconds."""
+    """Duration of each check in seconds."""
     taken, check = [], wrapping.check_gradients
 
     def timed(*args, **kwargs):
@@ -58,7 +58,7 @@ def private(model, dataset, mode="hooks", batch_size=12, **options):
 
 
 def two_steps(found, mode):
-    """How long two steps of training take, in seconds."""
+    """Duration of two training steps in seconds."""
     module, optimizer, loader = found[0], found[1], found[-1]
     start = time.perf_counter()
     for _, (inputs, classes) in zip(range(2), loader, strict=False):
@@ -76,8 +76,8 @@ class TestPasses:
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("name", zoo.MODELS)
     def test_models(self, name, mode, checked, shown):
-        """Every model of the examples, of `antiphase.torch.models` and of each kind, in under a second or two steps."""
-        for _ in range(3):  # a machine that is busy with other things is no reason to fail
+        """Every model of the zoo passes, in less than a second or two training steps."""
+        for _ in range(3):  # the machine may be busy
             model, data = zoo.make(name)
             made, found = private(model, data, mode)
             assert made._training.unchecked is None
@@ -94,7 +94,7 @@ class TestPasses:
 
     @pytest.mark.parametrize("mode", MODES)
     def test_half_precision(self, mode):
-        """In bfloat16 gradients are compared more loosely, and pass."""
+        """In bfloat16 gradients are compared with a larger tolerance, and pass."""
         model, data = zoo.make("mlp")
         inputs, classes = data.tensors
         made, _ = private(model.bfloat16(), TensorDataset(inputs.bfloat16(), classes), mode)
@@ -117,7 +117,7 @@ class TestPasses:
 
 
 class Sequence(nn.Module):
-    """A linear layer on (time, examples, features) between transpositions, or on (time × examples, features)."""
+    """A linear layer on (time, examples, features), or on (time × examples, features)."""
 
     def __init__(self, merged=False):
         super().__init__()
@@ -139,7 +139,7 @@ class Bag(nn.Module):
 
 
 class BatchStatistics(nn.Module):
-    """Normalised by hand over the batch, in a way that the gradient with respect to other inputs does not show."""
+    """Normalised by hand over the batch, with detached statistics."""
 
     def __init__(self):
         super().__init__()
@@ -151,7 +151,7 @@ class BatchStatistics(nn.Module):
 
 
 def few_tokens():
-    """Of which each example has several of a kind."""
+    """Each example has several equal tokens."""
     ids, classes = zoo.tokens(length=16).tensors
     return TensorDataset(ids % 3, classes)
 
@@ -160,7 +160,7 @@ class TestRefuses:
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("length", [7, 4, 12])  # also as many steps as examples
     def test_time_and_examples_in_one_dimension(self, mode, length):
-        """Time before examples is followed; (time × examples) in one dimension is refused."""
+        """Time before examples is supported; (time × examples) in one dimension is refused."""
         data = zoo.vectors(length, 5, classes=2)
         assert private(Sequence(), data, mode)[0]._training.unchecked is None
         with pytest.raises(
@@ -218,7 +218,7 @@ class TestRefuses:
 
     @pytest.mark.parametrize("mode", MODES)
     def test_a_custom_function(self, mode):
-        """Functions of torch's that the recorder does not see leave no gradients, and the check notices."""
+        """A custom autograd function hides a parameter from the recorder; the check detects it."""
 
         class Product(torch.autograd.Function):
             @staticmethod
@@ -246,7 +246,7 @@ class TestRefuses:
 
     @pytest.mark.parametrize("mode", MODES)
     def test_a_wrong_rule(self, mode, monkeypatch):
-        """A bug in a rule of ours: a factor of 1.01 is found, and named."""
+        """A bug in a layer rule: a factor of 1.01 is detected, with the parameter's name."""
         rule = layer_rules._RULES[F.linear]
 
         def wrong(*args):
@@ -261,7 +261,7 @@ class TestRefuses:
             private(setting.small_model(), setting.data(), mode)
 
     def test_a_norm_that_is_too_small(self, monkeypatch):
-        """Norms of ghost clipping are compared too, since clipping divides by them."""
+        """Norms of ghost clipping are compared too, because clipping divides by them."""
         monkeypatch.setattr(
             Products,
             "_token_norms",
@@ -283,7 +283,7 @@ class TwoInputs(nn.Module):
 class TestCannotRun:
     @pytest.mark.parametrize("mode", MODES)
     def test_a_model_with_other_inputs(self, mode):
-        """It warns, and the statement says so."""
+        """A warning and the statement say that the check was not made."""
         with pytest.warns(AntiphaseWarning, match="check was not made: .*times.*probe_inputs"):
             made, _ = private(TwoInputs(), setting.data(), mode)
         assert "missing a required argument" in made._training.unchecked
@@ -291,7 +291,7 @@ class TestCannotRun:
         assert any("gradient check" in caveat for caveat in made.statement().caveats)
 
     def test_a_stream_of_data(self):
-        """An IterableDataset has no first examples to look at."""
+        """An IterableDataset cannot be indexed."""
 
         class Stream(IterableDataset):
             def __iter__(self):
@@ -308,8 +308,8 @@ class TestCannotRun:
         made, _ = private(setting.small_model(), setting.data(), probe=False)
         assert "The gradient check was not made (probe = False)." in made.statement().caveats
 
-    def test_no_value_of_the_data_is_told(self):
-        """Neither by the warning nor by the statement, also if the model's error has made-up values in its words."""
+    def test_no_value_of_the_data_is_shown(self):
+        """Neither the warning nor the statement quotes the model's error, which may hold values."""
         secret = 271.25
 
         class Talking(nn.Module):
@@ -338,7 +338,7 @@ class TestCannotRun:
 
 class TestProbeInputs:
     def test_arguments(self):
-        """A function makes the inputs for a number of examples: a tensor, a tuple, or a dict of keywords."""
+        """A function makes inputs for n examples: a tensor, a tuple, or a dict of keywords."""
         made, _ = private(
             setting.small_model(), setting.data(), probe_inputs=lambda n: torch.randn(n, 5)
         )
@@ -368,7 +368,7 @@ class TestProbeInputs:
 
     @pytest.mark.parametrize("mode", MODES)
     def test_examples_in_the_second_dimension(self, mode):
-        """Along which dimension the examples are follows from the shapes for four and for one."""
+        """The dimension of the examples follows from the shapes for four examples and for one."""
         model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2))
         made, _ = private(
             model,
@@ -393,7 +393,7 @@ def bits(tensor):
 
 
 class Watched(nn.Module):
-    """Batch statistics that nothing uses in training, dropout, parameters in eval mode, a frozen layer."""
+    """A buffer, dropout, a layer in eval mode and a frozen parameter."""
 
     def __init__(self):
         super().__init__()
@@ -412,7 +412,7 @@ class TestLeavesEverything:
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("refused", [False, True])
     def test_as_it_was(self, mode, refused, monkeypatch):
-        """Parameters, buffers, gradients, training flags and random numbers, bit for bit; also if it refuses."""
+        """Parameters, buffers, gradients, flags and generators, bit for bit; also on refusal."""
         model, seen, check = Watched(), [], wrapping.check_gradients
 
         def everything():

@@ -1,4 +1,4 @@
-"""The gradient check: it runs in every mode, sees none of the data, and leaves no trace."""
+"""The gradient check runs in every mode, sees none of the data, and has no side effects."""
 
 import warnings
 
@@ -16,7 +16,7 @@ MODES = ["hooks", "functorch", "ghost"]
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_norm_below_that_of_the_gradient_is_refused(mode, monkeypatch):
-    """An example is divided by its norm: if it is 1 % too small, the example contributes 1 % too much."""
+    """An example is divided by its norm: a norm 1 % too small is a contribution 1 % too large."""
     name = "gradients_and_bounds" if mode == "ghost" else "example_norms"
     real = getattr(gradient_check, name)
 
@@ -31,7 +31,7 @@ def test_a_norm_below_that_of_the_gradient_is_refused(mode, monkeypatch):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_wrong_gradient_is_refused_by_name(mode, monkeypatch):
-    """In every mode: here each gradient is computed, and one is changed by 1 %."""
+    """One computed gradient is changed by 1 %."""
     real = gradient_check._computed
 
     def changed(*arguments):
@@ -46,7 +46,7 @@ def test_a_wrong_gradient_is_refused_by_name(mode, monkeypatch):
 
 
 class Seen(nn.Module):
-    """Keeps what it was called with."""
+    """Keeps its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -58,8 +58,8 @@ class Seen(nn.Module):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_check_sees_ranges_of_the_data_alone_and_leaves_no_trace(mode):
-    """Weights, gradients, generators and training mode are as before; no example is among the inputs."""
+def test_the_check_sees_only_ranges_of_the_data_and_changes_nothing(mode):
+    """Weights, gradients, generators and modes are unchanged; no example is among the inputs."""
     model = Seen()
     before = [p.detach().clone() for p in model.parameters()]
     torch.manual_seed(3)
@@ -78,7 +78,7 @@ def test_the_check_sees_ranges_of_the_data_alone_and_leaves_no_trace(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_check_that_cannot_be_made_is_warned_about_and_stated(mode):
+def test_a_check_that_cannot_run_warns_and_is_stated(mode):
     class TwoInputs(nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Gradients of single examples as products and lookups: norms are upper bounds, others do not change the rounding."""
+"""Per-example gradients as products and lookups: norm bounds, and sums of each example alone."""
 
 import itertools
 
@@ -22,7 +22,7 @@ def normal(*shape, seed=0):
 
 
 def cancelling(n, tokens, p, d, scale, remainder, seed=0):
-    """Products whose tokens come in pairs with opposite output gradients, but for a remainder."""
+    """Products whose tokens come in pairs with opposite output gradients, up to a remainder."""
     half = tokens // 2
     g, a = scale * normal(n, tokens, p, seed=seed), normal(n, tokens, d, seed=seed + 1)
     g[:, half : 2 * half], a[:, half : 2 * half] = -g[:, :half] * (1 - remainder), a[:, :half]
@@ -35,7 +35,7 @@ def true_gradients(products):
 
 @pytest.mark.parametrize("tokens", [1, 2, 8, 300])
 def test_norms_of_products_are_upper_bounds_where_tokens_cancel(tokens):
-    """Row 28: scales 1e-2 … 1e5, remainders 1 … 0: up to 3,882 C with a norm by inner products alone."""
+    """Row 28: scales 1e-2 … 1e5, remainders 1 … 0. Without the error term up to 3,882 C."""
     for scale, remainder in itertools.product((1e-2, 1.0, 1e5), (1.0, 1e-2, 1e-4, 1e-6, 0.0)):
         products = cancelling(6, tokens, 20, 30, scale, remainder)
         bound = products.bound()
@@ -57,7 +57,7 @@ def test_norms_of_ordinary_products_are_close():
 
 
 def test_lookups_that_cancel_are_limited():
-    """What is left of +g and −g on one row is rounding; an example is clipped by a part of Σ‖g‖ at least."""
+    """+g and −g on one row leave rounding; an example is divided by at least Σ‖g‖/κ."""
     g = normal(3, 1, 5).repeat(1, 4, 1) * torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]
     bound = Lookups(torch.full((3, 4), 2), g).bound()
     assert bool(
@@ -67,7 +67,7 @@ def test_lookups_that_cancel_are_limited():
 
 @pytest.mark.parametrize("opposite", [False, True])
 def test_the_bound_of_two_uses_is_one_of_their_sum(opposite):
-    """Row 29: an embedding that is the head's weight too."""
+    """Row 29: an embedding that is also the weight of the output layer."""
     indices = torch.randint(7, (5, 4), generator=torch.Generator().manual_seed(0))
     products = Products(normal(5, 1, 7), normal(5, 1, 6, seed=1))
     lookups = Lookups(indices, normal(5, 4, 6, seed=2))
@@ -83,15 +83,15 @@ def test_the_bound_of_two_uses_is_one_of_their_sum(opposite):
 
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_products_of_examples_that_are_not_finite_add_nothing(tokens):
-    """Row 37: masked, so that all others are where they were."""
+    """Row 37: masked in place, so the others keep their place."""
     g, a = normal(4, tokens, 3), normal(4, tokens, 5, seed=1)
     g[2, 0, 0] = torch.nan
-    kept, factors = (
+    mask, factors = (
         torch.tensor([True, True, False, True]),
         torch.tensor([1.0, 0.5, torch.nan, 0.25]).double(),
     )
     total = torch.zeros(3, 5, dtype=torch.float64)
-    Products(g, a).add(total, factors, kept, 2)
+    Products(g, a).add(total, factors, mask, 2)
     expected = sum(
         f * true_gradients(Products(g[[i]], a[[i]]))[0] for i, f in ((0, 1.0), (1, 0.5), (3, 0.25))
     )
@@ -101,15 +101,15 @@ def test_products_of_examples_that_are_not_finite_add_nothing(tokens):
 def test_lookups_of_examples_that_are_not_finite_add_nothing():
     g = normal(3, 2, 4)
     g[1, 0, 0] = torch.inf
-    kept, factors = torch.tensor([True, False, True]), torch.tensor([1.0, 0.0, 0.5]).double()
+    mask, factors = torch.tensor([True, False, True]), torch.tensor([1.0, 0.0, 0.5]).double()
     total = torch.zeros(6, 4, dtype=torch.float64)
-    Lookups(torch.tensor([[0, 1], [1, 2], [1, 5]]), g).add(total, factors, kept, 1)
+    Lookups(torch.tensor([[0, 1], [1, 2], [1, 5]]), g).add(total, factors, mask, 1)
     assert bool(torch.isfinite(total).all())
     torch.testing.assert_close(total[1], g[0, 1].double() + 0.5 * g[2, 0].double())
 
 
 def test_examples_of_several_tokens_do_not_share_a_float32_product():
-    """The sum of a batch has the bits of the float64 sum of each example's own product."""
+    """The sum of a batch has the bits of the float64 sum of every example's own product."""
     products, factors = cancelling(9, 4, 6, 7, 1e4, 1e-3), torch.linspace(0.1, 1.0, 9).double()
     together = torch.zeros(6, 7, dtype=torch.float64)
     products.add(together, factors, None, 64)
@@ -132,8 +132,8 @@ def test_merged_terms_have_the_same_gradient():
     torch.testing.assert_close(found.rows.view(3, 4, 5).double(), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_what_underflow_may_cost_is_added():
-    """2⁻¹²⁶ for each feature, times (Σ‖g_t‖)² + (Σ‖a_t‖)² + 2⁻¹²⁶·d·T², by hand: d = 40, T = 2."""
+def test_the_bound_of_underflow_is_added():
+    """2⁻¹²⁶·d((Σ‖g_t‖)² + (Σ‖a_t‖)² + 2⁻¹²⁶·d·T²), computed by hand for d = 40, T = 2."""
     products = Products(2.0 * torch.ones(1, 2, 1), 3.0 * torch.ones(1, 2, 40))
     most = 40 * 2.0**-126
     expected = most * (4.0**2 + (2 * 3 * 40**0.5) ** 2 + most * 4)

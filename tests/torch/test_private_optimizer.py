@@ -1,4 +1,4 @@
-"""The whole update against other implementations: NumPy for linear models, a loop over examples for every layer."""
+"""The whole private update against NumPy and against a loop over examples."""
 
 import numpy as np
 import opacus
@@ -24,7 +24,7 @@ OPTIMIZERS = {
 
 
 def numpy_training(dataset, order, rows, batch_size, clip, options, rates):
-    """Softmax regression with clipped gradients and these rows of noise, with torch's SGD, in NumPy alone."""
+    """Softmax regression in NumPy, with clipped gradients, these rows of noise and torch's SGD."""
     X, y = (t.numpy() for t in dataset.tensors)
     X = X.astype(np.float64)
     W, b = np.zeros((2, X.shape[1])), np.zeros(2)
@@ -122,7 +122,7 @@ class Looked(nn.Module):
 
 
 class Bag(nn.Module):
-    """Sums or means of the embeddings of all indices but the last number, which they are multiplied by."""
+    """Embeddings of all indices except the last, multiplied by the last number."""
 
     def __init__(self, **options):
         super().__init__()
@@ -134,46 +134,69 @@ class Bag(nn.Module):
 
 LAYERS = {
     "linear": (lambda: nn.Linear(12, 8), (12,)),
-    "linear over a sequence": (lambda: nn.Sequential(nn.Linear(4, 8), nn.Flatten(), nn.Linear(24, 8)), (3, 4)),
+    "linear over a sequence": (
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Flatten(), nn.Linear(24, 8)),
+        (3, 4),
+    ),
     "conv1d": (lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(16, 8)), (2, 6)),
-    "conv2d": (lambda: nn.Sequential(nn.Conv2d(1, 3, 3, 2, 1), nn.Flatten(), nn.Linear(27, 8)), (1, 6, 6)),
-    "conv3d": (lambda: nn.Sequential(nn.Conv3d(1, 2, 2), nn.Flatten(), nn.Linear(16, 8)), (1, 3, 3, 3)),
+    "conv2d": (
+        lambda: nn.Sequential(nn.Conv2d(1, 3, 3, 2, 1), nn.Flatten(), nn.Linear(27, 8)),
+        (1, 6, 6),
+    ),
+    "conv3d": (
+        lambda: nn.Sequential(nn.Conv3d(1, 2, 2), nn.Flatten(), nn.Linear(16, 8)),
+        (1, 3, 3, 3),
+    ),
     "groupnorm": (
-        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 8)), (1, 6, 6),
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 8)
+        ),
+        (1, 6, 6),
     ),
     "layernorm": (lambda: nn.Sequential(nn.Linear(12, 8), nn.LayerNorm(8)), (12,)),
     "instancenorm": (
-        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Flatten(), nn.Linear(64, 8)),
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Flatten(), nn.Linear(64, 8)
+        ),
         (1, 6, 6),
     ),
     "instancenorm1d": (
-        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True), nn.Flatten(), nn.Linear(16, 8)),
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True), nn.Flatten(), nn.Linear(16, 8)
+        ),
         (2, 6),
     ),
     "instancenorm3d": (
-        lambda: nn.Sequential(nn.Conv3d(1, 2, 2), nn.InstanceNorm3d(2, affine=True), nn.Flatten(), nn.Linear(16, 8)),
+        lambda: nn.Sequential(
+            nn.Conv3d(1, 2, 2), nn.InstanceNorm3d(2, affine=True), nn.Flatten(), nn.Linear(16, 8)
+        ),
         (1, 3, 3, 3),
     ),
     "rmsnorm": (lambda: nn.Sequential(nn.Linear(12, 8), nn.RMSNorm(8)), (12,)),
     "rmsnorm over a sequence": (
-        lambda: nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Flatten(), nn.Linear(24, 8)), (3, 4),
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Flatten(), nn.Linear(24, 8)),
+        (3, 4),
     ),
-    "embedding": (lambda: nn.Sequential(Looked(nn.Embedding(7, 4)), nn.Flatten(), nn.Linear(20, 8)), (6,)),
+    "embedding": (
+        lambda: nn.Sequential(Looked(nn.Embedding(7, 4)), nn.Flatten(), nn.Linear(20, 8)),
+        (6,),
+    ),
     "embedding bag": (lambda: Bag(mode="sum"), (6,)),
     "rnn": (lambda: LastOutput(DPRNN(4, 8, batch_first=True)), (3, 4)),
     "lstm": (lambda: LastOutput(DPLSTM(4, 8, batch_first=True)), (3, 4)),
     "gru": (lambda: LastOutput(DPGRU(4, 8, batch_first=True)), (3, 4)),
     "attention": (Attention, (3, 8)),
     "bias of a sequence": (
-        lambda: nn.Sequential(SequenceBias(4, batch_first=True), nn.Flatten(), nn.Linear(16, 8)), (3, 4),
+        lambda: nn.Sequential(SequenceBias(4, batch_first=True), nn.Flatten(), nn.Linear(16, 8)),
+        (3, 4),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_is_clipped_as_a_loop_over_examples_would(name, mode):
-    """And one example that is a million times larger moves the sum by no more than twice the clip norm."""
+    """Also, an example a million times larger moves the sum by at most twice the clip norm."""
     make, shape = LAYERS[name]
     torch.manual_seed(0)
     model = nn.Sequential(make(), nn.Flatten(), nn.Linear(8, 2))
@@ -188,9 +211,16 @@ def test_every_layer_is_clipped_as_a_loop_over_examples_would(name, mode):
         larger = inputs[2, -1:] if "embedding" in name else inputs[2]  # an index is an index
         larger *= factor
         twin = Training(
-            "dp-mf", model=model_copy(make, model), dataset=TensorDataset(inputs, dataset.tensors[1]), batch_size=6,
-            shuffle=False, epochs=1, mode=mode, max_grad_norm=clip, noise_multiplier=1.0,
-        )  # fmt: skip
+            "dp-mf",
+            model=model_copy(make, model),
+            dataset=TensorDataset(inputs, dataset.tensors[1]),
+            batch_size=6,
+            shuffle=False,
+            epochs=1,
+            mode=mode,
+            max_grad_norm=clip,
+            noise_multiplier=1.0,
+        )
         twin.step(next(iter(twin.loader)))
         row = row_of(twin.release, 0)
         found = torch.cat([p.grad.flatten() for p in twin.optimizer.params]) * 6
@@ -239,8 +269,12 @@ def test_reseeding_torch_changes_no_noise_and_noise_shifts_no_dropout():
                 seen.append((out == 0).clone())
                 return out
 
-        training = Training(model=nn.Sequential(nn.Linear(5, 9), Watched(0.5), nn.Linear(9, 2)), run="cd" * 16,
-                            noise_multiplier=multiplier, probe=False)  # fmt: skip
+        training = Training(
+            model=nn.Sequential(nn.Linear(5, 9), Watched(0.5), nn.Linear(9, 2)),
+            run="cd" * 16,
+            noise_multiplier=multiplier,
+            probe=False,
+        )
         torch.manual_seed(1)
         for batch in training.loader:
             if reseed:

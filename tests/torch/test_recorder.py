@@ -1,4 +1,4 @@
-"""Recorded per-example gradients against batches of one, also where sizes of the batch and of the model agree."""
+"""Recorded per-example gradients equal those of batches of one, for all batch sizes."""
 
 import copy
 import gc
@@ -26,7 +26,7 @@ def wrap(model, **options):
 
 
 def losses(output, dim=0):
-    """A loss that is not linear, of each example."""
+    """A nonlinear loss of each example."""
     output = output.movedim(dim, 0).flatten(1)
     return (output * torch.linspace(0.5, 1.5, output.shape[1])).tanh().sum(
         1
@@ -52,17 +52,17 @@ def assert_same_as_batches_of_one(model, inputs, dim=0, **options):
             )
 
 
-# Tokens, width, heads, three of each: batches that have as many examples.
+# Batches with as many examples as there are tokens, features, heads and classes.
 @pytest.mark.parametrize("size", [1, 2, 3, 4, zoo.LENGTH, zoo.WIDTH, 12])
 @pytest.mark.parametrize("name", [n for n in zoo.MODELS if "cnn" not in n or n == "sequence cnn"])
 def test_the_sizes_of_the_batch_do_not_matter(name, size):
-    """Layouts follow from functions: as many examples as tokens, features or heads change nothing."""
+    """Batch dimensions follow from functions, so equal sizes do not matter."""
     model, data = zoo.make(name)
     assert_same_as_batches_of_one(model, data.tensors[0][:size])
 
 
 class TimeFirst(nn.Module):
-    """Tokens are (time, examples) all the way; mean over features, then over time."""
+    """Tensors are (time, examples) throughout; mean over features, then over time."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +80,7 @@ class TimeFirst(nn.Module):
 
 @pytest.mark.parametrize("size", [1, 2, zoo.LENGTH, zoo.WIDTH])
 def test_time_before_examples(size):
-    """With batch_first=False, as many examples as steps of time are no reason to take one for the other."""
+    """batch_first=False, also with as many examples as time steps."""
     ids = zoo.tokens().tensors[0][:size].t()
     model = TimeFirst().double()
     wrapped = wrap(model, batch_first=False)
@@ -94,7 +94,7 @@ def test_time_before_examples(size):
 
 
 class Custom(nn.Module):
-    """One parameter used by a function of the test's; square, with as many tokens as features as examples."""
+    """One square parameter used by the test's function."""
 
     def __init__(self, function):
         super().__init__()
@@ -117,23 +117,34 @@ EXACT = {
     "moved and moved back": lambda x, w: (x.movedim(0, 2).permute(2, 0, 1) * w).swapaxes(1, 2),
     "the last of each": lambda x, w: x[torch.arange(len(x)), torch.tensor([1]).expand(len(x))] @ w,
     "some of each": lambda x, w: x[torch.arange(len(x))[:, None], torch.tensor([[0, 2]])] @ w,
-    "two dimensions by tensors": lambda x, w: (x[:, torch.tensor([0, 1])] @ w)[:, :, torch.tensor([3])],
+    "two dimensions by tensors": lambda x, w: (x[:, torch.tensor([0, 1])] @ w)[
+        :, :, torch.tensor([3])
+    ],
     "in place": lambda x, w: (x * 1).mul_(w).sub_(w[0]).add_(w[1]),
     "from the left": lambda x, w: w - x * (w + 1),
     "where": lambda x, w: torch.where(x > 0, x * w, w),
     "a buffer of parameters": lambda x, w: x * _buffer(w),
     "grouped by several": lambda x, w: x.sum(2, keepdim=True).expand(-1, 4, 4) * w,
     "a derived parameter in place": lambda x, w: x @ (w * 2).mul_(3),
-    "one row for everybody": lambda x, w: F.embedding(torch.zeros(1, 4, dtype=torch.long), w).to(x.dtype) + x,
+    "one row for all examples": lambda x, w: (
+        F.embedding(torch.zeros(1, 4, dtype=torch.long), w).to(x.dtype) + x
+    ),
     "shifted": lambda x, w: _shifted(x) @ w,
-    "heads, a bias for each": lambda x, w: (x.repeat_interleave(4, 0) + w.repeat(len(x), 1)[:, None]).view(-1, 4, 4, 4),
-    "heads, a matrix for each": lambda x, w: torch.bmm(x.repeat_interleave(4, 0), w[:, :, None].repeat(len(x), 1, 1))
-    .view(len(x), 4, 4),
+    "heads, a bias for each": lambda x, w: (
+        x.repeat_interleave(4, 0) + w.repeat(len(x), 1)[:, None]
+    ).view(-1, 4, 4, 4),
+    "heads, a matrix for each": lambda x, w: torch.bmm(
+        x.repeat_interleave(4, 0), w[:, :, None].repeat(len(x), 1, 1)
+    ).view(len(x), 4, 4),
     "attention with a bias": lambda x, w: F.scaled_dot_product_attention(x, x, x, attn_mask=w),
-    "causal attention": lambda x, w: F.scaled_dot_product_attention(x @ w, x, w * 1, is_causal=True, scale=0.3),
-    "attention with a mask": lambda x, w: F.scaled_dot_product_attention(x, x, w.expand(len(x), 4, 4), x[:, :1] > -3),
+    "causal attention": lambda x, w: F.scaled_dot_product_attention(
+        x @ w, x, w * 1, is_causal=True, scale=0.3
+    ),
+    "attention with a mask": lambda x, w: F.scaled_dot_product_attention(
+        x, x, w.expand(len(x), 4, 4), x[:, :1] > -3
+    ),
     "bilinear": lambda x, w: F.bilinear(x, x, w[None]),
-}  # fmt: skip
+}
 
 
 def _buffer(w):
@@ -158,13 +169,16 @@ def _scattered(x):
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 11])
 @pytest.mark.parametrize("name", EXACT)
 def test_functions(name, size):
-    """Whatever function a parameter is used by: the gradient of a batch of one, or a refusal."""
+    """For every function of a parameter, the gradient is that of a batch of one."""
     torch.manual_seed(0)
     assert_same_as_batches_of_one(Custom(EXACT[name]), torch.randn(size, 4, 4))
 
 
 def assert_adds_up(model, inputs, plain):
-    """In train mode: gradients of examples add up to that of the batch, which ``plain`` computes with the same luck."""
+    """In train mode per-example gradients add up to the gradient of the batch.
+
+    ``plain`` computes the batch with the same random numbers.
+    """
     model, inputs = (
         model.double().train(),
         inputs.double() if inputs.is_floating_point() else inputs,
@@ -185,7 +199,7 @@ def test_dropout_is_that_of_the_forward_pass(name):
 
 
 def test_attention_with_dropout_and_a_bias():
-    """A function that takes data, parameters and random numbers together is written out."""
+    """Attention with data, parameters and random numbers is computed by simpler functions."""
     model = Custom(lambda x, w: F.scaled_dot_product_attention(x, x, x, attn_mask=w, dropout_p=0.5))
     assert_adds_up(
         model,
@@ -198,7 +212,7 @@ def test_attention_with_dropout_and_a_bias():
     "options", [{}, {"is_causal": True}, {"scale": 0.3}, {"enable_gqa": True}, {"attn_mask": 1}]
 )
 def test_attention_written_out(options):
-    """The same as torch's, where no row is masked as a whole and where one is."""
+    """The same as torch's, without and with a row that is masked as a whole."""
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
     if "enable_gqa" in options:
         k, v = k[:, :2], v[:, :2]
@@ -211,24 +225,30 @@ def test_attention_written_out(options):
 
 
 REFUSED = {
-    "examples in another order": lambda x, w: (x[torch.tensor([1, 0, 3, 2])] @ w)[torch.tensor([1, 0, 3, 2])],
+    "examples in another order": lambda x, w: (x[torch.tensor([1, 0, 3, 2])] @ w)[
+        torch.tensor([1, 0, 3, 2])
+    ],
     "examples sorted": lambda x, w: x.index_select(0, x[:, 0, 0].argsort()) @ w,
     "examples gathered": lambda x, w: x.gather(0, x.argsort(0)) @ w,
     "examples flipped": lambda x, w: (x.flip(0) @ w).flip(0),
-    "a parameter behind the examples": lambda x, w: torch.cat([x, w.expand(len(x), 4, 4)]).chunk(2)[0],
-    "examples and tokens merged, time first": lambda x, w: (x.transpose(0, 1).reshape(-1, 4) @ w).view(4, 4, 4),
+    "a parameter behind the examples": lambda x, w: torch.cat([x, w.expand(len(x), 4, 4)]).chunk(2)[
+        0
+    ],
+    "examples and tokens merged, time first": lambda x, w: (
+        x.transpose(0, 1).reshape(-1, 4) @ w
+    ).view(4, 4, 4),
     "a mean over the batch": lambda x, w: x + x.mean(0) @ w,
     "random numbers": lambda x, w: torch.normal(x, w.square()),
     "written at data's places": lambda x, w: _scattered(x) @ w,
     "written into data": lambda x, w: (x * 1).addcmul_(x, w),
     "written into a parameter": lambda x, w: (w * 1).add_(x[0]) + x,
     "a token written into data": lambda x, w: (x * 1).index_put_((torch.tensor(0),), w),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
-    """What moves or mixes examples is refused, also where batch, tokens and features have the same size."""
+    """Functions that reorder or mix examples are refused, also if all sizes are equal."""
     wrapped = wrap(Custom(REFUSED[name]))
     with pytest.raises(PerExampleGradientError, match="weight: ") as error:
         gradients_and_bounds(wrapped, losses(wrapped(torch.randn(4, 4, 4))))
@@ -236,7 +256,7 @@ def test_refused(name):
 
 
 def test_nothing_of_a_batch_is_kept():
-    """Layouts are forgotten with the tensors that they belong to."""
+    """Batch dimensions are dropped together with their tensors."""
     model, data = zoo.make("language model")
     wrapped = wrap(model)
     output = wrapped(data.tensors[0])
@@ -261,7 +281,7 @@ def test_a_copy_records_nothing_of_the_original():
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
 def test_batch_norm_with_fixed_statistics(size):
-    """In eval mode it treats examples alone, and its weights have gradients of their own."""
+    """In eval mode batch norm treats examples alone, and its weights are trained."""
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     model[1].running_mean.normal_()
     assert_same_as_batches_of_one(model, torch.randn(size, 5))

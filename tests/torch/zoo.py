@@ -1,4 +1,4 @@
-"""Models to compare per-example gradients on: those of the examples, and small ones of each kind."""
+"""Models for tests of per-example gradients: those of examples/, and small ones of each kind."""
 
 import ast
 import sys
@@ -18,7 +18,7 @@ TOKENS, LENGTH, WIDTH, HEADS = 11, 6, 8, 2
 
 
 def example_model(name):
-    """The model of a script in examples/, made as the script makes it; nothing else of the script is run."""
+    """The model of a script in examples/, without running the rest of the script."""
     tree = ast.parse((EXAMPLES / name).read_text(encoding="utf-8"))
     made = next(
         n.value
@@ -60,7 +60,7 @@ class Attention(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Embedding tied to the output, positions looked up once for all examples, blocks called twice."""
+    """Embedding tied to the output, positions shared by all examples, a block called twice."""
 
     def __init__(self, tied=True):
         super().__init__()
@@ -81,7 +81,7 @@ class LanguageModel(nn.Module):
 
 
 class Sdpa(nn.Module):
-    """As Llama: rotated positions, an RMSNorm by hand, keys shared by heads; the output of the last token."""
+    """As Llama: rotary positions, an RMSNorm by hand, grouped keys; output of the last token."""
 
     def __init__(self):
         super().__init__()
@@ -117,7 +117,7 @@ class Sdpa(nn.Module):
 
 
 class RelativeBias(nn.Module):
-    """Scores with a bias for each distance, as in T5; the bias is the same for all examples."""
+    """Attention scores with a bias for each distance, as in T5."""
 
     def __init__(self):
         super().__init__()
@@ -172,18 +172,30 @@ class Residual(nn.Module):
 
 def resnet():
     return nn.Sequential(
-        nn.Conv2d(3, WIDTH, 3, padding=1), nn.GroupNorm(2, WIDTH), nn.ReLU(), Residual(WIDTH, WIDTH, 1),
-        Residual(WIDTH, 12, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(12, 3),
-    )  # fmt: skip
+        nn.Conv2d(3, WIDTH, 3, padding=1),
+        nn.GroupNorm(2, WIDTH),
+        nn.ReLU(),
+        Residual(WIDTH, WIDTH, 1),
+        Residual(WIDTH, 12, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(12, 3),
+    )
 
 
 def sequence_cnn():
     """Convolutions in one dimension, of all channels, in groups and for each channel alone."""
     return nn.Sequential(
-        nn.Conv1d(WIDTH, 12, 3, padding="same"), nn.InstanceNorm1d(12, affine=True), nn.SiLU(),
-        nn.Conv1d(12, 12, 3, groups=12, padding=2, dilation=2), nn.Conv1d(12, 8, 1, groups=2), nn.ELU(),
-        nn.Flatten(), nn.Linear(8 * LENGTH, 3),
-    )  # fmt: skip
+        nn.Conv1d(WIDTH, 12, 3, padding="same"),
+        nn.InstanceNorm1d(12, affine=True),
+        nn.SiLU(),
+        nn.Conv1d(12, 12, 3, groups=12, padding=2, dilation=2),
+        nn.Conv1d(12, 8, 1, groups=2),
+        nn.ELU(),
+        nn.Flatten(),
+        nn.Linear(8 * LENGTH, 3),
+    )
 
 
 class Recurrent(nn.Module):
@@ -199,7 +211,7 @@ class Recurrent(nn.Module):
 
 
 class OwnParameters(nn.Module):
-    """Parameters that are used without a layer: products, sums, in place, through einsum and a gate."""
+    """Parameters used without a layer: products, sums, in place, einsum and a gate."""
 
     def __init__(self):
         super().__init__()
