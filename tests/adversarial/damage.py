@@ -1,8 +1,8 @@
-"""Damaged, forged and foreign files for every loader: each refuses them with an error of ours, or reads what is right.
+"""Damaged, forged and foreign files: every loader refuses them, or reads correct content.
 
     python -m tests.adversarial.damage FOLDER COUNT SEED
 
-makes and loads so many files in all and prints one line of JSON.
+makes and loads COUNT files and prints one line of JSON.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from tests.adversarial.calls import TookTooLongError, is_ours, limited, peak
 from tests.federated import setting as federated
 from tests.torch.setting import Training
 
-SECONDS = 20  # that loading may take
+SECONDS = 20  # of loading a file
 ODD = [
     None,
     True,
@@ -61,7 +61,7 @@ ODD = [
 
 
 class Payload:
-    """What a pickle would run."""
+    """Code that a pickle would run."""
 
     def __init__(self, path):
         self.path = path
@@ -71,14 +71,18 @@ class Payload:
 
 
 def originals(folder, scratch):
-    """A good file of each kind, and how it is loaded; what takes a folder is loaded in ``scratch``."""
+    """A good file of each kind and its loader; loaders of folders use ``scratch``."""
     kinds = {}
     design = {
-        "stream": ap.design("dp-mf", steps=12), "dense": ap.design("dp-mf", steps=12, epochs=3),
-        "tree": ap.design("tree", steps=8), "toeplitz": ap.design("sqrt-toeplitz", steps=9),
-        "restarts": ap.design("dp-mf+", steps=12, tau=5), "blt": ap.design("blt", steps=9, buffers=2),
-        "inverse": ap.design("bisr", steps=9, bands=3), "banded": ap.design("banded", steps=9, bands=3),
-    }  # fmt: skip
+        "stream": ap.design("dp-mf", steps=12),
+        "dense": ap.design("dp-mf", steps=12, epochs=3),
+        "tree": ap.design("tree", steps=8),
+        "toeplitz": ap.design("sqrt-toeplitz", steps=9),
+        "restarts": ap.design("dp-mf+", steps=12, tau=5),
+        "blt": ap.design("blt", steps=9, buffers=2),
+        "inverse": ap.design("bisr", steps=9, bands=3),
+        "banded": ap.design("banded", steps=9, bands=3),
+    }
     for name, f in design.items():
         path = folder / f"{name}.antiphase"
         ap.calibrate(f, noise_multiplier=1.0, delta=1e-5).save(path)
@@ -113,7 +117,7 @@ def originals(folder, scratch):
         fresh.engine.load_checkpoint(path=path, module=fresh.module, optimizer=fresh.optimizer)
         forged = (
             files.read(path)["digest"] != digest
-        )  # then it is another checkpoint, and may have another model
+        )  # then it is another checkpoint, maybe of another model
         if not forged and not torch.equal(weights, fresh.weights()):
             raise AssertionError("another model was loaded")
 
@@ -135,7 +139,7 @@ def images(folder):
 
 
 def training_folder(folder):
-    """Of a run that stopped after 4 of 6 steps: all that it is described by, and its ledger."""
+    """The files of a run that stopped after 4 of 6 steps."""
     digits = data.load("digits")
     few = dataclasses.replace(
         digits, train=data.Split(digits.train.inputs[:60], digits.train.targets[:60])
@@ -169,7 +173,7 @@ def training_folder(folder):
 
 
 def federated_folder(folder):
-    """Of a training that stopped after 2 of 6 rounds."""
+    """The files of a federated training that stopped after 2 of 6 rounds."""
     mechanism = federated.mechanism()
     server = federated.train(federated.server(mechanism, folder=folder), until=2)
     server.close()
@@ -185,7 +189,7 @@ def federated_folder(folder):
 
 
 def among(folder, path, go_on, scratch):
-    """A file that is used with all others of its folder: a copy of it in ``scratch``, which is left empty."""
+    """A loader of one file among all others of its folder, copied to ``scratch`` and removed."""
 
     def load(damaged):
         with tempfile.TemporaryDirectory(dir=scratch) as temporary:
@@ -211,7 +215,7 @@ def used_key(path):
 
 
 def damaged(rng, content, path, folder):
-    """One way or another: (what was done, the bytes)."""
+    """The bytes with random damage: (kind of damage, bytes)."""
     kind = rng.choice(
         [
             "flip",
@@ -252,7 +256,7 @@ def damaged(rng, content, path, folder):
 
 
 def forged(rng, path, folder):
-    """A file of ours with a part of its content exchanged, and a digest that fits."""
+    """A file with a part of its content replaced, and a valid digest."""
     content = files.read(path)
     del content["digest"]
     where = content
@@ -281,7 +285,7 @@ def forged(rng, path, folder):
 
 
 def forged_text(rng, content):
-    """JSON or a table in which a word or a number is another one."""
+    """JSON or a table with one word or number replaced."""
     text = content.decode("latin-1")
     places = [i for i, c in enumerate(text) if c in ',:{}[]"0123456789'] or [0]
     i = rng.choice(places)
@@ -306,7 +310,7 @@ def forged_text(rng, content):
 
 @cache
 def bombs():
-    """Small files that would unpack to a quarter of a gigabyte of nothing, or somewhere else."""
+    """Small archives that would unpack to a quarter of a gigabyte, or outside their folder."""
     made = []
     for name, parts in (("x.npy", 16), ("../../outside.npy", 0), ("/outside.npy", 0)):
         stream = io.BytesIO()
@@ -333,7 +337,7 @@ def bombs():
 
 
 def attempt(load, path):
-    """How it ended: "loaded", "refused", or the words of a failure."""
+    """How loading ended: "loaded", "refused", or the description of a failure."""
     try:
         with limited(SECONDS):
             load(path)
@@ -347,16 +351,15 @@ def attempt(load, path):
 
 
 def outside():
-    """What archives of `bombs` would leave at the root, or two above where the process works or keeps its temporary
-    files."""
+    """Files that `bombs` would leave outside: at the root, or above the working folder."""
     places = (Path("/"), Path("../.."), Path(tempfile.gettempdir(), "../.."))
     return {found for place in places for found in place.resolve().glob("outside*")}
 
 
 def run(folder, count, seed):
-    """So many files, one after the other in a folder three below ``folder``: how loading ended, and what failed.
+    """Load ``count`` files in a folder three levels below ``folder``; how it ended, and failures.
 
-    Whatever comes to be in ``folder``, on the way down, beside the files or at the root is a stray.
+    Any new file in ``folder``, in the levels between, beside the files or at the root is a stray.
     """
     rng, deep, good = random.Random(seed), folder / "a" / "b", folder / "good"
     place, scratch = deep / "inside", deep / "scratch"

@@ -1,6 +1,6 @@
-"""A private training on digits in a folder: goes on from the checkpoint there, if there is one, until the plan is done.
+"""A private training on digits in a folder, resumed from its checkpoint until it is complete.
 
-Started by test_kills.py, which kills it. Arguments: the folder, and how many steps lie between two checkpoints.
+Started and killed by test_kills.py. Arguments: the folder, and the steps between two checkpoints.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""A search for examples that move the sum before noise by more than the clip norm, whatever the other examples are.
+"""A search for examples that move the sum before noise by more than the clip norm.
 
-Every case is a batch of one layer with a loss that is linear in the layer's output, so that inputs and output gradients
-are what the search chose. The example under attack is removed, its loss is set to zero, or it is replaced by another.
+Every case is a batch for one layer, with a loss that is linear in the layer's output, so that the
+search chooses inputs and output gradients. The attacked example is removed, gets loss zero, or is
+replaced by another one.
 """
 
 import collections
@@ -26,17 +27,26 @@ from tests.torch.setting import Training
 pytestmark = pytest.mark.issue(21)
 CASES = 20_000
 SLICE = 2_000
-CASES_A_BATCH = 8
-MOST_NUMBERS = 2**22  # of a batch's inputs and outputs
+CASES_PER_BATCH = 8
+MAX_NUMBERS = 2**22  # of a batch's inputs and outputs
 MODES = ("hooks", "functorch", "ghost", "per layer")
 DTYPES = ("float32", "bfloat16", "autocast")
 NEIGHBOURS = {
     "removed": 1,
     "zeroed": 1,
     "replaced": 2,
-}  # and by how many clip norms the sum may move
-LAYERS = ("Linear, tokens", "Linear, vectors", "Conv1d", "Conv2d", "Embedding", "LayerNorm", "RMSNorm", "GroupNorm",
-          "InstanceNorm")  # fmt: skip
+}  # and how far the sum may move, in clip norms
+LAYERS = (
+    "Linear, tokens",
+    "Linear, vectors",
+    "Conv1d",
+    "Conv2d",
+    "Embedding",
+    "LayerNorm",
+    "RMSNorm",
+    "GroupNorm",
+    "InstanceNorm",
+)
 KINDS = (
     "plain",
     "cancelling",
@@ -53,9 +63,10 @@ CROWDS = (*KINDS[:7], "mixed", "mixed")
 
 
 class Layer:
-    """A layer of random sizes, for examples of so many tokens, and how its inputs and output gradients are laid out.
+    """A layer of random sizes, and the shapes of its inputs and output gradients.
 
-    ``blocks(a)`` turns tokens (T, features) into the input of one example; an output gradient has one row a token.
+    `input` turns tokens (T, features) into the input of one example; `weight` does the same for
+    output gradients, which have one row per token.
     """
 
     def __init__(self, name, draw):
@@ -65,7 +76,7 @@ class Layer:
         self.p, self.d = (draw.choice([1, 3, 5, 8, 16, 17, 33, 64]) for _ in range(2))
         bias = draw.random() < 0.5
         if name == "Linear, tokens":
-            if wide:  # tokens are fewer than the weight is wide: their inner products are used by ghost clipping
+            if wide:  # few tokens and a large weight: ghost clipping uses inner products of tokens
                 self.p, self.d = (draw.choice([64, 67, 101, 128, 256]) for _ in range(2))
                 length = draw.randint(2, max(2, self.p * self.d // (2 * (self.p + self.d)) - 1))
             self.module = nn.Linear(self.d, self.p, bias=bias)
@@ -82,7 +93,7 @@ class Layer:
                     64,
                     1,
                     draw.randint(2, 4),
-                )  # positions are few: factors, not gradients
+                )  # few positions: factors, not rows
             self.module = nn.Conv1d(
                 self.channels,
                 self.p,
@@ -116,7 +127,7 @@ class Layer:
             )
         self.length = length
         self.examples = max(
-            1, min(int(2 ** draw.uniform(0, 9.001)), MOST_NUMBERS // (length * (self.p + self.d)))
+            1, min(int(2 ** draw.uniform(0, 9.001)), MAX_NUMBERS // (length * (self.p + self.d)))
         )
 
     def input(self, a):
@@ -124,9 +135,7 @@ class Layer:
         if self.name == "Linear, vectors":
             return a[0]
         if self.name == "Embedding":
-            return (
-                a[:, 0].abs() * 997
-            ).long() % self.rows  # tokens with the same numbers are the same
+            return (a[:, 0].abs() * 997).long() % self.rows  # equal tokens have equal indices
         if self.name == "Conv1d":
             return a.view(-1, self.channels, self.kernel).transpose(0, 1).reshape(self.channels, -1)
         if self.name == "Conv2d":
@@ -172,11 +181,11 @@ def tokens(layer, kind, scales, generator):
         g = (left + small_share(generator) * g.double()).float()
     elif (
         kind == "limit" and half
-    ):  # one direction, there and back, as much as an example may cancel
+    ):  # one direction, forth and back, near the largest cancellation that keeps a full share
         a, g = a[:1].expand(t, -1).clone(), g[:1].expand(t, -1).clone()
         g[half : 2 * half] *= -0.98
         g[2 * half :] = 0.0
-    elif kind == "thirds" and third:  # cancels but for the rounding of a sum of two numbers
+    elif kind == "thirds" and third:  # cancels up to the rounding of a sum of two numbers
         a[third : 2 * third] = a[:third]
         a[2 * third : 3 * third] = a[:third]
         g[2 * third : 3 * third] = -(g[:third] + g[third : 2 * third])
@@ -194,7 +203,7 @@ def tokens(layer, kind, scales, generator):
 
 
 def small_share(generator):
-    """What is left where tokens cancel: 1e-1 to 1e-7."""
+    """The share that remains where tokens cancel: 1e-1 to 1e-7."""
     return 10 ** -(1 + 6 * float(torch.rand((), generator=generator)))
 
 
@@ -205,7 +214,7 @@ def draw_bad(generator):
 
 
 class Sums:
-    """The sum before noise of any batch, by what the private optimizer calls at a step."""
+    """The sum before noise of any batch, computed by the private optimizer."""
 
     def __init__(self, module, mode, clip_norm, expected):
         self.module = module.train()
@@ -224,7 +233,7 @@ class Sums:
         self.optimizer.release = SimpleNamespace(most_examples=expected)
 
     def __call__(self, inputs, weights, context=contextlib.nullcontext):
-        """As `Release` takes it: float32, all tensors in one vector."""
+        """The sum that a `Release` receives: float32, all tensors in one vector."""
         parameters = list(self.module.parameters())
         if not len(inputs):
             return torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
@@ -244,7 +253,7 @@ class Sums:
 
 
 def neighbour(kind, place, inputs, weights, other):
-    """The batch with the example at ``place`` removed, without a gradient, or replaced by ``other``."""
+    """The batch with the example at ``place`` removed, with loss zero, or replaced by ``other``."""
     if kind == "removed":
         kept = [i for i in range(len(inputs)) if i != place]
         return inputs[kept], weights[kept]
@@ -259,7 +268,7 @@ def neighbour(kind, place, inputs, weights, other):
 
 
 def contributions(draw):
-    """Of one random batch: (layer, mode, dtype, neighbour, contribution / clip norm) for some of its examples."""
+    """Yields of one random batch: (layer, mode, dtype, neighbour, contribution / clip norm)."""
     name = draw.choice(LAYERS) if draw.random() < 0.75 else LAYERS[0]
     mode = draw.choice(MODES) if draw.random() < 0.75 else "ghost"
     dtype = draw.choice(DTYPES) if draw.random() < 0.75 else "float32"
@@ -275,7 +284,7 @@ def contributions(draw):
         return layer.input(a), layer.weight(g)
 
     kinds = [draw.choice(KINDS) if crowd == "mixed" else crowd for _ in range(size)]
-    attacked = draw.sample(range(size), min(size, CASES_A_BATCH))
+    attacked = draw.sample(range(size), min(size, CASES_PER_BATCH))
     for place in attacked:
         kinds[place] = draw.choice(KINDS)
     made = {kind: example(kind) for kind in set(kinds)}
@@ -295,12 +304,12 @@ def contributions(draw):
         if dtype == "autocast"
         else contextlib.nullcontext
     )
-    # The batch is as large as the margin for rounding allows, or nearly so.
+    # The batch is as large as the clip margin allows, or nearly so.
     sums = Sums(module, mode, clip_norm, max(1, -(-(size - 100) // 2)))
     inputs, weights = cast(inputs), cast(weights)
     whole = sums(inputs, weights, context)
     found = []
-    for i in range(CASES_A_BATCH):
+    for i in range(CASES_PER_BATCH):
         place = attacked[i % len(attacked)]
         kind = draw.choice(list(NEIGHBOURS))
         other = [cast(x) for x in example(draw.choice(KINDS))]
@@ -314,14 +323,14 @@ def contributions(draw):
 
 
 def searched(cases, seed):
-    """The worst contribution / clip norm of each (layer, mode, dtype, neighbour), and the number of cases."""
+    """The largest contribution / clip norm by (layer, mode, dtype, neighbour); number of cases."""
     worst, count = collections.defaultdict(float), 0
     draw = random.Random(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         while count < cases:
             for *key, moved in contributions(draw):
-                # A sum that is not finite, or a difference that is not, is worse than anything.
+                # A sum or a difference that is not finite counts as infinite.
                 moved = moved if math.isfinite(moved) else math.inf
                 worst[tuple(key)] = max(worst[tuple(key)], moved)
                 count += 1
@@ -329,13 +338,13 @@ def searched(cases, seed):
 
 
 def over(worst):
-    """Those above what is promised."""
+    """Contributions above the guarantee."""
     return {key: moved for key, moved in worst.items() if not moved <= NEIGHBOURS[key[3]]}
 
 
 @pytest.mark.slow
 def test_a_slice_of_the_search_finds_no_contribution_above_the_clip_norm(shown):
-    """2,000 cases: removed or zeroed, an example moves the sum by at most C; replaced, by at most 2C."""
+    """2,000 cases: at most C if an example is removed or zeroed, at most 2C if replaced."""
     worst, count = searched(SLICE, seed=0)
     for kind, most in NEIGHBOURS.items():
         shown(
@@ -348,7 +357,7 @@ def test_a_slice_of_the_search_finds_no_contribution_above_the_clip_norm(shown):
 
 @pytest.mark.long
 def test_the_search_finds_no_contribution_above_the_clip_norm(shown):
-    """20,000 cases: removed or zeroed, an example moves the sum by at most C; replaced, by at most 2C."""
+    """20,000 cases: at most C if an example is removed or zeroed, at most 2C if replaced."""
     worst, count = searched(CASES, seed=1)
     shown("cases", f"{count:,}", f"{CASES:,}")
     for layer in LAYERS:
@@ -364,7 +373,7 @@ def test_the_search_finds_no_contribution_above_the_clip_norm(shown):
 
 @dataclasses.dataclass
 class Wide:
-    """A linear layer that is wide for its tokens: ghost clipping takes inner products of tokens."""
+    """A linear layer with few tokens: ghost clipping uses inner products of tokens."""
 
     length: int
     p: int
@@ -381,7 +390,7 @@ class Wide:
 
 @pytest.mark.parametrize(("length", "width"), [(8, 64), (15, 64), (20, 128), (31, 128)])
 def test_tokens_that_cancel_in_inner_products_are_clipped(length, width, shown):
-    """Gradients in the null space of the inputs, where squared norms are lost in rounding: alone, at most C."""
+    """Gradients in the null space of the inputs, whose squared norms are lost in rounding."""
     layer, clip_norm = Wide(length, width, width), 1e-3
     sums = layer.sums(clip_norm, 1)
     inputs, weights = layer.examples(["null"] * 150, torch.Generator().manual_seed(0))
@@ -395,7 +404,7 @@ def test_tokens_that_cancel_in_inner_products_are_clipped(length, width, shown):
 
 @pytest.mark.parametrize("crowd", ["cancelling", "null", "thirds"])
 def test_a_crowd_that_cancels_is_not_moved_by_one_example(crowd, shown):
-    """512 examples of 30 tokens, 128 × 128, all but one cancelling: what the one moves is at most C."""
+    """512 examples of 30 tokens, 128 × 128: the only one that does not cancel moves at most C."""
     layer, size, clip_norm = Wide(30, 128, 128), 512, 1e-3
     sums = layer.sums(clip_norm, (size - 100) // 2)
     kinds = ["aligned" if i == 3 else crowd for i in range(size)]
@@ -409,7 +418,7 @@ def test_a_crowd_that_cancels_is_not_moved_by_one_example(crowd, shown):
 
 
 class LinearLoss(nn.Module):
-    """Σ output·weights of an example; the mean over examples, or one for each."""
+    """Σ output·weights of each example; or the mean over the examples."""
 
     def __init__(self):
         super().__init__()
@@ -421,8 +430,8 @@ class LinearLoss(nn.Module):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_search_sees_the_sum_that_the_engine_adds_noise_to(mode):
-    """What a step of PrivacyEngine releases is the searched sum plus noise, over the divisor, bit for bit."""
+def test_the_searched_sum_is_the_one_that_the_engine_adds_noise_to(mode):
+    """A step of PrivacyEngine releases (searched sum + noise) / divisor, bit for bit."""
     size = 16
     generator = torch.Generator().manual_seed(3)
     inputs, weights = (
@@ -435,11 +444,16 @@ def test_the_search_sees_the_sum_that_the_engine_adds_noise_to(mode):
     own = nn.Linear(5, 4)
     own.load_state_dict(model.state_dict())
     training = Training(
-        dataset=TensorDataset(inputs, weights), model=model, batch_size=size, shuffle=False, epochs=1,
-        mode="hooks" if mode == "per layer" else mode, criterion=LinearLoss(),
+        dataset=TensorDataset(inputs, weights),
+        model=model,
+        batch_size=size,
+        shuffle=False,
+        epochs=1,
+        mode="hooks" if mode == "per layer" else mode,
+        criterion=LinearLoss(),
         max_grad_norm=[0.5, 0.5] if mode == "per layer" else 0.5 * 2**0.5,
         clipping="per_layer" if mode == "per layer" else "flat",
-    )  # fmt: skip
+    )
     (batch,) = training.loader
     expected = Sums(own, mode, 0.5 * 2**0.5, size)(*batch).float()
     training.step(batch)

@@ -1,4 +1,4 @@
-"""Attacks on the design cache: entries that answer another question than the one asked."""
+"""Attacks on the design cache: entries for another problem than the requested one."""
 
 import dataclasses
 import math
@@ -45,7 +45,7 @@ def asked(**changes):
 
 
 def true_mu(mechanism, participation):
-    """μ of the mechanism's noise for records that take part as ``participation`` says."""
+    """μ of the mechanism's noise under this participation."""
     moved = ap.sensitivity(mechanism.factorization.encoder(), participation)
     return moved * mechanism.clip_norm / mechanism.noise_scale
 
@@ -60,7 +60,7 @@ def only_entry(folder):
 
 
 def poison(path, other, *, claims_question=True):
-    """Put another design in the place of an entry, in a file that is in order otherwise."""
+    """Replace an entry by another design, in a file that is valid otherwise."""
     question = files.read(path)["question"]
     content = other.content() | ({"question": question} if claims_question else {})
     files.write(path, content, secret=True)
@@ -78,7 +78,7 @@ OTHERS = {
 @pytest.mark.parametrize("claims_question", [True, False])
 @pytest.mark.parametrize("other", OTHERS)
 def test_an_entry_that_answers_another_question_is_not_used(cache, other, claims_question, shown):
-    """Row 41: the poisoned entry gave ε = 4.38 in words where the truth was 69.8."""
+    """Row 41: with the poisoned entry the stated ε was 4.38 and the true one 69.8."""
     first = asked()
     path = only_entry(cache)
     stranger = OTHERS[other]()
@@ -100,7 +100,7 @@ def test_an_entry_that_answers_another_question_is_not_used(cache, other, claims
 
 
 def test_an_entry_without_figures_is_not_used(cache):
-    """Row 41: an encoder whose entries overflow has no sensitivity; the design is made anew."""
+    """Row 41: an encoder whose entries overflow has no sensitivity; it is computed again."""
     first = asked()
     path = only_entry(cache)
     content = files.read(path)
@@ -124,7 +124,7 @@ def test_an_entry_that_claims_too_high_a_bound_is_not_used(cache):
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_every_design_is_found_again(cache, question, monkeypatch):
-    """Row 41: the checks refuse no answer of our own; the second time no solver runs."""
+    """Row 41: the checks accept every entry of our own; the second time no solver runs."""
     options = dict(QUESTIONS[question])
     name = options.pop("name")
     first = ap.design(name, **options)
@@ -142,7 +142,7 @@ def test_every_design_is_found_again(cache, question, monkeypatch):
 
 @pytest.mark.skipif(os.name != "posix", reason="modes")
 def test_folder_and_entries_are_the_owners_alone(tmp_path, monkeypatch, shown):
-    """Row 41: nobody else can read or replace an entry, whatever the umask is."""
+    """Row 41: no other user can read or replace an entry, whatever the umask is."""
     monkeypatch.delenv("ANTIPHASE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "antiphase" / "designs").mkdir(parents=True, mode=0o755)  # of an earlier version
@@ -160,7 +160,7 @@ def test_folder_and_entries_are_the_owners_alone(tmp_path, monkeypatch, shown):
 @pytest.mark.skipif(os.name != "posix", reason="modes")
 @pytest.mark.parametrize("how", ["group can write", "others can read", "link", "another owner"])
 def test_an_entry_that_others_could_have_written_is_not_used(cache, how, monkeypatch, tmp_path):
-    """Row 41: an entry is used if it is a file of this user alone."""
+    """Row 41: an entry is used only if no other user can write it."""
     first = asked()
     path = only_entry(cache)
     worse = Dense("dp-mf", first.workload, first.objective, first.participation, np.eye(STEPS))
@@ -177,7 +177,7 @@ def test_an_entry_that_others_could_have_written_is_not_used(cache, how, monkeyp
 
 
 def test_an_entry_for_other_options_is_not_used(cache):
-    """Row 41: the same workload and participation, but another number of buffers was asked for."""
+    """Row 41: the same workload and participation, but another number of buffers."""
     first = ap.design("blt", steps=30, buffers=1)
     path = only_entry(cache)
     kept = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Attacks on the settings of a private training: what is changed after make_private is refused, or has no effect."""
+"""Attacks on settings: what is changed after make_private is refused, or has no effect."""
 
 import json
 import warnings
@@ -26,7 +26,7 @@ def gradients(training):
 
 
 def two_steps(mode, between=None):
-    """What the second step released, with a change between the two; and what was raised, if anything was."""
+    """What the second of two steps released after a change between them, and its error if any."""
     training = Training(mode=mode, shuffle=False)
     batches = iter(training.loader)
     training.step(next(batches))
@@ -57,13 +57,13 @@ OBJECTS = {
 }
 METHODS_TOO = ("optimizer", "release")
 NOT_SETTINGS = {
-    ("release", "guards"), ("release", "begin"), ("release", "restore"),  # the engine's own way in
+    ("release", "guards"), ("release", "begin"), ("release", "restore"),  # the engine's own hook
     ("ghost module", "hooks_enabled"),  # Opacus' hooks, which our clipping does not depend on
 }  # fmt: skip
 
 
 def attributes(item, methods):
-    """The names of public attributes that hold a value, and of methods if asked."""
+    """Names of public attributes that hold a value, and of methods on request."""
     found = []
     for name in dir(item):
         if name[0] != "_":
@@ -77,7 +77,7 @@ def attributes(item, methods):
 
 
 def changed(value):
-    """Another value, of the same kind where that is a number or a text."""
+    """Another value, of the same type if it is a number or a string."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
@@ -96,7 +96,7 @@ def changed(value):
 @pytest.mark.slow
 @pytest.mark.parametrize("which", OBJECTS)
 def test_every_attribute_changed_alone_changes_nothing_or_is_refused(which, shown):
-    """Row 31: of each object that make_private returns, every public attribute is changed, one at a time."""
+    """Row 31: every public attribute of each returned object, one at a time."""
     mode, find = OBJECTS[which]
     untouched, _, _, error = two_steps(mode)
     assert error is None
@@ -125,7 +125,7 @@ def test_every_attribute_changed_alone_changes_nothing_or_is_refused(which, show
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_a_changed_clip_norm_is_refused_before_anything_is_released(mode):
-    """Row 31: an example would contribute 27 clip norms, and ε would not know."""
+    """Row 31: an example would contribute 27 clip norms, not covered by ε."""
     training, releases, moved, error = two_steps(
         mode, lambda t: setattr(t.optimizer, "max_grad_norm", 27.0)
     )
@@ -217,7 +217,7 @@ def test_learning_rates_and_options_of_the_inner_optimizer_may_change():
 
 
 def test_a_release_that_was_replaced_lets_nothing_reach_the_model():
-    """Gradients that were clipped and have no noise."""
+    """The clipped sums have no noise."""
     _, releases, moved, error = two_steps(
         "hooks",
         lambda t: setattr(t.optimizer, "release", lambda sums, _: [s.clone() for s in sums]),
@@ -227,19 +227,24 @@ def test_a_release_that_was_replaced_lets_nothing_reach_the_model():
     assert not moved
 
 
-# ---- coverage (row 38) -------------------------------------------------------------------------------------
+# Coverage (row 38)
 
 
 def partly(model, **options):
     return PrivacyEngine(mechanism="dp-mf", key=ap.Key.insecure(1)).make_private(
-        module=model, optimizer=torch.optim.SGD(model[0].parameters(), lr=0.1), noise_multiplier=1.0,
-        data_loader=DataLoader(data(), batch_size=12), max_grad_norm=1.0, epochs=2, **options,
-    )  # fmt: skip
+        module=model,
+        optimizer=torch.optim.SGD(model[0].parameters(), lr=0.1),
+        noise_multiplier=1.0,
+        data_loader=DataLoader(data(), batch_size=12),
+        max_grad_norm=1.0,
+        epochs=2,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("mechanism", ["dp-mf", "dp-sgd"])
 def test_a_parameter_outside_the_private_optimizer_is_refused_by_name(mechanism):
-    """Row 38: a second optimizer would train the head on raw gradients, and the statement was for the whole model."""
+    """Row 38: a second optimizer would train the head without privacy."""
     model = small_model()
     engine = PrivacyEngine(mechanism=mechanism)
     how = {"epochs": 2} if mechanism == "dp-mf" else {}
@@ -247,9 +252,13 @@ def test_a_parameter_outside_the_private_optimizer_is_refused_by_name(mechanism)
         ValueError, match=r"2\.weight, 2\.bias require gradients.*uncovered=\"freeze\""
     ):
         engine.make_private(
-            module=model, optimizer=torch.optim.SGD(model[0].parameters(), lr=0.1), noise_multiplier=1.0,
-            data_loader=DataLoader(data(), batch_size=12), max_grad_norm=1.0, **how,
-        )  # fmt: skip
+            module=model,
+            optimizer=torch.optim.SGD(model[0].parameters(), lr=0.1),
+            noise_multiplier=1.0,
+            data_loader=DataLoader(data(), batch_size=12),
+            max_grad_norm=1.0,
+            **how,
+        )
 
 
 def test_what_is_not_covered_can_be_frozen_and_stays_so():
@@ -307,7 +316,7 @@ class PartlyUsed(nn.Module):
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch"])
 def test_a_parameter_that_no_step_reaches_is_warned_about_after_the_first_epoch(mode):
-    """Training goes on. Only whether the backward pass reached it is looked at, nothing of the sums."""
+    """Training continues. The check sees only whether the backward pass reached the parameter."""
     training = Training(model=PartlyUsed(), mode=mode, epochs=2)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -320,11 +329,11 @@ def test_a_parameter_that_no_step_reaches_is_warned_about_after_the_first_epoch(
     assert training.engine.remaining_steps == 0
 
 
-# ---- one plan (row 32) -------------------------------------------------------------------------------------
+# One plan per engine (row 32)
 
 
 def test_a_second_make_private_voids_the_first():
-    """Row 32: with both optimizers ε was 4.38 in words and 11.48 in truth."""
+    """Row 32: with both optimizers the stated ε was 4.38 and the true one 11.48."""
     engine = PrivacyEngine(mechanism="dp-mf", key=ap.Key.insecure(1))
     first = make_private(engine, None, epochs=2)
     second = make_private(engine, None, epochs=2)
@@ -398,8 +407,8 @@ def test_other_data_other_keys_and_runs_that_go_on_are_no_second_training(tmp_pa
     assert "other training" not in str(again.engine.statement())
 
 
-def test_looking_at_the_data_leaves_no_trace():
-    """Generators are set back, and augmented examples are recognised."""
+def test_fingerprinting_the_data_has_no_side_effects():
+    """Generators are restored, and augmented examples are recognised."""
 
     class Augmented(TensorDataset):
         def __getitem__(self, index):
@@ -422,7 +431,7 @@ def test_looking_at_the_data_leaves_no_trace():
     assert ap.torch.earlier_runs.fingerprint(key, Broken(*data().tensors))
 
 
-# ---- learning rates (row 39) -------------------------------------------------------------------------------
+# Learning rates (row 39)
 
 
 def halved(inner):
@@ -433,7 +442,7 @@ def halved(inner):
     ("told", "stepped"), [(False, True), (True, False), (True, True), (False, False)]
 )
 def test_rates_that_are_not_the_plans_are_warned_about_once(told, stepped):
-    """Row 39: a scheduler that was not handed over, or was and is not stepped. Privacy holds."""
+    """Row 39: a scheduler that was not passed, or is not stepped. Privacy holds."""
     training = Training(scheduler=halved if told else None, run=None)
     training.scheduler = (training.scheduler or halved(training.inner)) if stepped else None
     with warnings.catch_warnings(record=True) as seen:
@@ -446,11 +455,11 @@ def test_rates_that_are_not_the_plans_are_warned_about_once(told, stepped):
         assert "Privacy holds" in warned[0]
 
 
-# ---- keys and checkpoints (row 47) -------------------------------------------------------------------------
+# Keys and checkpoints (row 47)
 
 
 def test_a_checkpoint_without_a_key_file_is_warned_about_once(tmp_path):
-    """Row 47: such a run was lost when the process ended, or paid for twice."""
+    """Row 47: such a run was lost when the process ended, or cost privacy twice."""
     training = Training(key=ap.Key.generate(), run=None).run(2)
     parts = {"module": training.module, "optimizer": training.optimizer}
     with pytest.warns(AntiphaseWarning, match=r'PrivacyEngine\(key="path"\) creates or loads'):
@@ -461,7 +470,7 @@ def test_a_checkpoint_without_a_key_file_is_warned_about_once(tmp_path):
 
 
 def test_a_path_is_a_key_that_is_kept(tmp_path):
-    """The one line that keeps the key: another process (here another engine) goes on."""
+    """With a path as key, another process (here another engine) can continue."""
 
     def started():
         training = Training(key=str(tmp_path / "key"), run=None)
@@ -498,14 +507,14 @@ def test_a_damaged_key_file_is_not_replaced(tmp_path):
     assert (tmp_path / "key").read_text() == "something else"
 
 
-# ---- float64 (row 45) --------------------------------------------------------------------------------------
+# float64 (row 45)
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_low_bits_of_float64_models_carry_no_data(mode, shown):
-    """Row 45: rows of noise are float32, so digits of a sum below float32 went out bare: 200 of 200 guesses right.
+    """Row 45: noise is float32, so lower digits of a sum had no noise: 200 of 200 guesses right.
 
-    What is released minus its row is a float32 sum, and the released value has no digit that float32 does not have.
+    The released sum without its noise is a float32 number, and so is the released value.
     """
     dataset = TensorDataset(data().tensors[0].double(), data().tensors[1])
     training = Training(
@@ -520,7 +529,7 @@ def test_low_bits_of_float64_models_carry_no_data(mode, shown):
 
 
 def test_sums_in_float64_are_rounded_before_the_noise_is_added():
-    """Two sums that float32 does not tell apart are one sum: in what goes out, and in the ledger."""
+    """Two sums that are equal in float32 are one sum, in the release and in the ledger."""
     outputs = []
     for digit in (0.0, 1e-12):
         training = Training()
@@ -539,7 +548,7 @@ def test_sums_in_float64_are_rounded_before_the_noise_is_added():
     assert all(map(torch.equal, *outputs))
 
 
-# ---- the process -------------------------------------------------------------------------------------------
+# Side effects on the process
 
 
 def test_make_private_leaves_the_filters_of_warnings_alone():
@@ -551,7 +560,7 @@ def test_make_private_leaves_the_filters_of_warnings_alone():
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_a_scaled_loss_is_refused_by_name(mode):
-    """GradScaler scales gradients before they are clipped; nothing is released, and the message says what to do."""
+    """GradScaler would scale gradients before they are clipped; the error names the remedy."""
     training = Training(mode=mode)
     scaler = torch.amp.GradScaler("cpu")
     inputs, targets = next(iter(training.loader))
@@ -567,6 +576,6 @@ def test_a_scaled_loss_is_refused_by_name(mode):
 
 @pytest.mark.parametrize("mechanism", ["dp-mf", "dp-sgd"])
 def test_an_optimizer_that_needs_a_closure_is_refused(mechanism):
-    """LBFGS evaluates the loss several times a step, and the plan has one release for each step."""
+    """LBFGS evaluates the loss several times per step; the plan has one release per step."""
     with pytest.raises(ValueError, match=r"optimizer = LBFGS: its step needs a closure"):
         Training(mechanism, optimizer=torch.optim.LBFGS)

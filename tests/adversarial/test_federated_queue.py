@@ -1,4 +1,4 @@
-"""Attacks on who is asked: a promise for slots by a hash, kept by a server that asks users in turn."""
+"""Attacks on user selection: a guarantee for hash slots, and a server that asks users in turn."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def slotted(adjacency, sampling=HASH_SLOTS, rounds=ROUNDS):
 
 
 def sums_of_rounds(m, updates):
-    """What each round sums, if the users of ``updates`` are asked in turn and all answer."""
+    """The sum of each round, if users are asked in turn and all answer."""
     roster, sums = Roster(m.factorization.participation), []
     for number in range(m.steps):
         chosen = roster.choose(number, updates, CLIENTS)
@@ -38,7 +38,7 @@ def true_mu(m, updates, others):
 
 
 def mu_of_a_removal(m):
-    """For the first in the queue, where rounds of +1 and −1 alternate."""
+    """The true μ for removing the first user, where rounds of +1 and −1 alternate."""
     population = range(CLIENTS * ROUNDS // 2)
     updates = {f"user {i}": 1.0 - 2.0 * (i // CLIENTS % 2) for i in population}
     return true_mu(m, updates, {user: u for user, u in updates.items() if user != "user 0"})
@@ -46,7 +46,7 @@ def mu_of_a_removal(m):
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "zero-out"])
 def test_hash_slots_are_refused_where_users_are_asked_in_turn(adjacency, shown):
-    """Row 42: one user less moves all later ones to other rounds; the true μ is several times the claimed."""
+    """Row 42: removing a user moves all later ones to other rounds; μ is several times larger."""
     m = slotted(adjacency)
     ratio = mu_of_a_removal(m) / m.mu()
     shown("true μ of a queue over the μ of hash slots", f"{ratio:.1f}", "refused above 1")
@@ -58,16 +58,16 @@ def test_hash_slots_are_refused_where_users_are_asked_in_turn(adjacency, shown):
 
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "zero-out"])
-def test_nothing_is_made_in_the_folder_of_a_server_that_is_refused(adjacency, tmp_path):
-    """Row 42: refused before a key, a run or a round."""
+def test_a_refused_server_leaves_its_folder_empty(adjacency, tmp_path):
+    """Row 42: refused before a key or a run is created."""
     with pytest.raises(ValueError, match="in turn"):
         Server(slotted(adjacency), MODEL, clients_per_round=CLIENTS, folder=tmp_path / "training")
     assert not (tmp_path / "training").exists()
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
-def test_promises_that_a_queue_keeps_are_accepted(adjacency, shown):
-    """Row 42: a zeroed or replaced user leaves all others where they are."""
+def test_guarantees_that_hold_for_a_queue_are_accepted(adjacency, shown):
+    """Row 42: zeroing or replacing a user leaves all others in their rounds."""
     f = mechanism().factorization
     m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-6, unit="user", adjacency=adjacency)
     train(server(m))

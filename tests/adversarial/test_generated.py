@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def plain_and_optimised(module, *arguments):
-    """The worker as it is and under ``python -O``, side by side."""
+    """Run the module twice in parallel, once under ``python -O``."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "ANTIPHASE_CACHE": "off",

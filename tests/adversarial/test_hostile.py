@@ -1,4 +1,4 @@
-"""Hostile input: only errors that say what was wrong; no crash, no hang, nothing run, nothing written elsewhere."""
+"""Hostile input: errors that name the problem; no crash, no code run, no stray files."""
 
 import io
 
@@ -11,18 +11,18 @@ from tests.adversarial import calls, damage
 
 
 @pytest.mark.slow
-def test_generated_calls_are_made_or_refused_by_name():
+def test_generated_calls_return_or_name_the_problem():
     found = calls.run(400, seed=22)
     assert not found["failures"], "\n".join(found["failures"])
     assert found["calls"] == 400
-    assert found["made"] > 40, "some of them fit"
+    assert found["made"] > 40, "some of them are valid"
     assert found["refused"] > 200
 
 
 @pytest.mark.slow
 def test_damaged_files_are_refused(tmp_path):
     found = damage.run(tmp_path, 150, seed=14)
-    assert set(found["whole"].values()) == {"loaded"}, "as they are, they are good"
+    assert set(found["whole"].values()) == {"loaded"}, "the originals are good"
     assert not found["failures"], "\n".join(found["failures"])
     assert found["strays"] == []
     assert found["refused"] > 120
@@ -30,7 +30,7 @@ def test_damaged_files_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_an_archive_that_would_fill_the_memory_is_refused_unread(tmp_path):
-    """A quarter of a gigabyte of zeros takes 260 kB; data as they occur do not pack like that."""
+    """260 kB unpack to a quarter of a gigabyte of zeros; real data do not compress like that."""
     (tmp_path / "bomb.npz").write_bytes(damage.bombs()[0])
     with pytest.raises(DataError, match="would unpack to 268435"):
         data.load(tmp_path / "bomb.npz")
@@ -44,7 +44,7 @@ def test_an_archive_that_would_fill_the_memory_is_refused_unread(tmp_path):
 
 
 def test_a_table_of_one_example_is_refused(tmp_path):
-    """By the rule that splits, it is test data."""
+    """The split makes the only example test data."""
     (tmp_path / "one.csv").write_text("a,label\n0.5,1\n")
     with pytest.raises(DataError, match="is left for training"):
         data.load(tmp_path / "one.csv")

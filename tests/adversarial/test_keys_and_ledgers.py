@@ -1,6 +1,6 @@
-"""Attacks on keys and ledgers: two processes, or two names of one key, that would release a row of noise twice.
+"""Attacks on keys and ledgers that would release a row of noise twice.
 
-Each scenario is refused, or leads both sides to one ledger, before anything is released.
+Two processes, or two names of one key: refused, or both use one ledger, before any release.
 """
 
 import errno
@@ -33,7 +33,7 @@ def sums(*values):
 
 
 def in_a_fork(attempt):
-    """What ``attempt`` returned in a forked process, or the name and text of its error."""
+    """The result of ``attempt`` in a forked process, or the name and text of its error."""
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
 
@@ -56,11 +56,11 @@ def key(tmp_path):
     return ap.Key.load(tmp_path / "key")
 
 
-# ---- forks ---------------------------------------------------------------------------------------
+# Forks
 
 
 def test_a_fork_with_a_key_in_memory_releases_no_row_of_its_parent(shown):
-    """Row 40: ledger, stream and run of a forked process are copies; each use of them is refused."""
+    """Row 40: ledger, stream and run of a forked process are copies; their use is refused."""
     key = ap.Key.generate()
     stream = MECHANISM.noise(4, key=key)
     ledger = WriteAheadLedger(key, stream.run)
@@ -82,7 +82,7 @@ def test_a_fork_with_a_key_in_memory_releases_no_row_of_its_parent(shown):
 
 
 def test_a_run_named_before_the_fork_belongs_to_the_process_that_made_the_key():
-    """Row 40: neither process had used the run when they parted, and both would have begun it."""
+    """Row 40: the run was not in use at the fork, and both processes would have begun it."""
     key, run = ap.Key.generate(), "ab" * 16
     kind, text = in_a_fork(lambda: MECHANISM.noise(4, key=key, run=run).next().tolist())
     assert kind == "ReplayError"
@@ -94,7 +94,7 @@ def test_a_run_named_before_the_fork_belongs_to_the_process_that_made_the_key():
 
 
 def test_a_new_run_in_a_fork_has_noise_of_its_own():
-    """Row 40: a fork may begin a run, whose id is drawn from the system and so is not its parent's."""
+    """Row 40: a fork may begin a run of its own, with a random id."""
     key = ap.Key.generate()
 
     def begin():
@@ -105,7 +105,7 @@ def test_a_new_run_in_a_fork_has_noise_of_its_own():
     def begin_in_a_fork():
         secrets.token_hex = lambda size: os.urandom(
             size
-        ).hex()  # not the tests' own, which is copied
+        ).hex()  # not the generator of the tests, which is copied
         return begin()
 
     kind, (run, row) = in_a_fork(begin_in_a_fork)
@@ -116,7 +116,7 @@ def test_a_new_run_in_a_fork_has_noise_of_its_own():
 
 
 def test_a_fork_with_a_key_in_a_file_shares_the_ledger(key, tmp_path):
-    """Row 40: the open ledger is refused in a fork; opened anew, it knows what the parent released."""
+    """Row 40: the open ledger is refused in a fork; opened again, it has the parent's releases."""
     run = key.start_run("m")
     ledger = WriteAheadLedger(key, run)
     ledger.record(0, sums(1.0))
@@ -128,11 +128,11 @@ def test_a_fork_with_a_key_in_a_file_shares_the_ledger(key, tmp_path):
     assert in_a_fork(lambda: again(1.0)) == ("done", None), "the same sum is the same release"
 
 
-# ---- names of the key file -----------------------------------------------------------------------
+# Names of the key file
 
 
 def test_links_and_relative_paths_lead_to_one_ledger(key, tmp_path, monkeypatch, shown):
-    """Row 40: by whichever name the key is loaded, and from whichever folder, a row has one sum."""
+    """Row 40: under any name of the key and from any folder, a row has one sum."""
     run = key.start_run("m")
     WriteAheadLedger(key, run).record(0, sums(1.0))
     (tmp_path / "elsewhere").mkdir()
@@ -165,7 +165,7 @@ def test_a_key_saved_by_a_relative_path_stays_where_it_is(tmp_path, monkeypatch)
 
 
 def test_a_second_hard_link_is_refused(key, tmp_path):
-    """Row 40: hard links cannot be resolved to one name, and each would have ledgers of its own."""
+    """Row 40: hard links cannot be resolved to one name; each would have its own ledgers."""
     os.link(tmp_path / "key", tmp_path / "other")
     for name in ("key", "other"):
         with pytest.raises(KeyFileError, match=r"2 hard links.*Nothing was released"):
@@ -174,8 +174,8 @@ def test_a_second_hard_link_is_refused(key, tmp_path):
     ap.Key.load(tmp_path / "key")
 
 
-def test_links_that_lead_nowhere_are_refused_by_name(tmp_path):
-    """Row 40: a link without its file must not become a second key."""
+def test_dangling_links_are_refused_by_name(tmp_path):
+    """Row 40: a dangling link must not become a second key."""
     (tmp_path / "lost").symlink_to(tmp_path / "absent")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     with pytest.raises(KeyFileError, match="symbolic link to"):
@@ -186,24 +186,24 @@ def test_links_that_lead_nowhere_are_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("path", [1.3e197, [13], b"key", True, object()])
-def test_what_is_no_path_is_refused_by_name(path):
-    """Row 40: pathlib's own error says nothing of keys."""
+def test_arguments_that_are_not_paths_are_refused_by_name(path):
+    """Row 40: pathlib's own error does not mention keys."""
     for load in (ap.Key.load, ap.Key.load_or_create, ap.Key.generate().save):
         with pytest.raises(TypeError, match=r"path = .* must be the path of a key file"):
             load(path)
 
 
 def test_a_path_with_a_null_character_is_refused_by_name():
-    """Row 40: so is a string that no file can be called."""
+    """Row 40: so is a string that is no file name."""
     with pytest.raises(ValueError, match="null character"):
         ap.Key.load_or_create("a\0b")
 
 
-# ---- ledgers that are gone -----------------------------------------------------------------------
+# Missing ledgers
 
 
 def test_a_ledger_that_was_deleted_is_not_made_anew(key, tmp_path):
-    """Row 40: an empty ledger in its place would release the run's rows with other sums."""
+    """Row 40: an empty ledger in its place would release the rows with other sums."""
     run = key.start_run("m")
     WriteAheadLedger(key, run).record(0, sums(1.0))
     path = tmp_path / f"key.{run}.0.ledger"
@@ -222,7 +222,7 @@ def test_a_ledger_that_was_deleted_is_not_made_anew(key, tmp_path):
 
 
 def test_a_key_copied_without_its_ledgers_is_refused(key, tmp_path):
-    """Row 40: the copy's file knows that there is a ledger."""
+    """Row 40: the key file records that there is a ledger."""
     run = key.start_run("m")
     WriteAheadLedger(key, run).record(0, sums(1.0))
     (tmp_path / "copy").mkdir()
@@ -234,7 +234,7 @@ def test_a_key_copied_without_its_ledgers_is_refused(key, tmp_path):
 
 @pytest.mark.parametrize("how", ["deleted", "replaced by a copy", "replaced by a link"])
 def test_a_ledger_that_is_taken_away_in_use_stops_the_run(key, tmp_path, how):
-    """Row 40: what is written to a file without a name is not known to the next process."""
+    """Row 40: the next process cannot read a file that has no name any more."""
     run = key.start_run("m")
     ledger, path = WriteAheadLedger(key, run), tmp_path / f"key.{run}.0.ledger"
     ledger.record(0, sums(1.0))
@@ -252,7 +252,7 @@ def test_a_ledger_that_is_taken_away_in_use_stops_the_run(key, tmp_path, how):
 
 
 def test_a_ledger_behind_a_link_is_not_opened(key, tmp_path):
-    """Row 40: the file behind the link could be replaced without a trace."""
+    """Row 40: the target of a link could be replaced without notice."""
     run = key.start_run("m")
     (tmp_path / "other").touch()
     (tmp_path / f"key.{run}.0.ledger").symlink_to(tmp_path / "other")
@@ -262,7 +262,7 @@ def test_a_ledger_behind_a_link_is_not_opened(key, tmp_path):
 
 @pytest.mark.parametrize("mode", [0o644, 0o620, 0o601, 0o600])
 def test_a_ledger_is_its_owners_alone(key, tmp_path, mode):
-    """Row 40: whoever can write the ledger can make rows go out again."""
+    """Row 40: who can write the ledger can cause rows to be released again."""
     run = key.start_run("m")
     path = tmp_path / f"key.{run}.0.ledger"
     path.touch()
@@ -287,7 +287,7 @@ def test_a_file_that_is_no_ledger_is_refused_unread(key, tmp_path, monkeypatch):
 
 
 def test_runs_from_before_the_file_do_not_go_on_from_it(tmp_path):
-    """Row 40: their ledgers are in memory alone."""
+    """Row 40: their ledgers are only in memory."""
     key = ap.Key.generate()
     run = key.start_run("m")
     key.save(tmp_path / "key")
@@ -295,7 +295,7 @@ def test_runs_from_before_the_file_do_not_go_on_from_it(tmp_path):
         ap.Key.load(tmp_path / "key").check_run(run)
 
 
-def test_a_fingerprint_of_data_tells_nothing_without_the_key():
+def test_a_fingerprint_of_data_reveals_nothing_without_the_key():
     """G11: it is keyed; the same data under another key have another fingerprint."""
     parts = [b"some", b"data"]
     one, other = ap.Key.generate(), ap.Key.generate()
@@ -305,7 +305,7 @@ def test_a_fingerprint_of_data_tells_nothing_without_the_key():
 
 
 def test_a_federated_folder_without_checkpoint_and_ledger_is_refused(tmp_path):
-    """Row 40: what was released from the folder is not forgotten with its records."""
+    """Row 40: past releases are not forgotten with their records."""
     m = federated_mechanism()
     s = train(server(m, folder=tmp_path), until=2)
     s.close()
@@ -318,7 +318,7 @@ def test_a_federated_folder_without_checkpoint_and_ledger_is_refused(tmp_path):
         server(m, folder=tmp_path)
 
 
-# ---- disks without locks -------------------------------------------------------------------------
+# Disks without locks
 
 
 def no_locks(code=errno.ENOTSUP):
@@ -329,7 +329,7 @@ def no_locks(code=errno.ENOTSUP):
 
 
 def test_without_flock_processes_take_turns_by_a_lock_file(key, tmp_path, monkeypatch, shown):
-    """Row 40: four processes on a disk without locks, each with sums of its own: one sum a row."""
+    """Row 40: four processes with different sums on a disk without locks: one sum per row."""
     run, steps, processes = key.start_run("m"), 12, 4
     code = (
         "import fcntl, os, sys, time\n"
@@ -370,14 +370,14 @@ def test_without_flock_processes_take_turns_by_a_lock_file(key, tmp_path, monkey
 
 
 def test_without_flock_a_held_lock_file_stops_the_run(key, tmp_path, monkeypatch):
-    """Row 40: a process that does not get the lock file releases nothing, and says what to do."""
+    """Row 40: a process without the lock file releases nothing and names the remedy."""
     run = key.start_run("m")
     ledger = WriteAheadLedger(key, run)
     monkeypatch.setattr(locks, "LOCK_TIMEOUT", 0.05)
     lock = locks.lock_path(tmp_path / f"key.{run}.0.ledger")
     lock.touch()
     with pytest.raises(ReplayError, match=r"Nothing was released.*delete the lock"):
-        ledger.record(0, sums(1.0))  # the disk has locks here, and another process found none
+        ledger.record(0, sums(1.0))  # this disk has locks, but another process used a lock file
     monkeypatch.setattr(fcntl, "flock", no_locks())
     with pytest.raises(ReplayError, match=r"Nothing was released.*delete the lock"):
         ledger.record(0, sums(1.0))
@@ -389,7 +389,7 @@ def test_without_flock_a_held_lock_file_stops_the_run(key, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("has_locks", [True, False])
 def test_without_flock_every_record_is_written_out(key, monkeypatch, has_locks):
-    """Row 40: such a disk may show other machines a record only once it was written out."""
+    """Row 40: on such a disk other machines may see a record only after it is flushed."""
     ledger, synced = WriteAheadLedger(key, key.start_run("m")), []
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
     if not has_locks:
@@ -399,7 +399,7 @@ def test_without_flock_every_record_is_written_out(key, monkeypatch, has_locks):
 
 
 def test_a_lock_file_that_disappears_stops_the_run(key, tmp_path, monkeypatch):
-    """Row 40: another process may then have taken the row as well."""
+    """Row 40: another process may have taken the row too."""
     run = key.start_run("m")
     ledger = WriteAheadLedger(key, run)
     monkeypatch.setattr(fcntl, "flock", no_locks())
@@ -410,8 +410,8 @@ def test_a_lock_file_that_disappears_stops_the_run(key, tmp_path, monkeypatch):
         ledger.record(0, sums(1.0))
 
 
-def test_a_lock_that_fails_for_another_reason_is_no_permission(key, monkeypatch):
-    """Row 40: an I/O error of the lock does not mean that the disk has none."""
+def test_a_lock_that_fails_for_another_reason_is_an_error(key, monkeypatch):
+    """Row 40: an I/O error of a lock does not mean that the disk has no locks."""
     ledger = WriteAheadLedger(key, key.start_run("m"))
     monkeypatch.setattr(fcntl, "flock", no_locks(errno.EIO))
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
@@ -420,7 +420,7 @@ def test_a_lock_that_fails_for_another_reason_is_no_permission(key, monkeypatch)
 
 
 def test_without_flock_two_federated_servers_do_not_share_a_folder(tmp_path, monkeypatch):
-    """Row 40: they go on from one checkpoint, and would release a row with two sums."""
+    """Row 40: both resume from one checkpoint, and would release a row with two sums."""
     monkeypatch.setattr(fcntl, "flock", no_locks())
     m = federated_mechanism()
     s = server(m, folder=tmp_path)

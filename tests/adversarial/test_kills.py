@@ -1,4 +1,4 @@
-"""kill -9 at any moment: the run that goes on ends as if nothing had happened."""
+"""kill -9 at any moment: the resumed run ends with the same result."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def finish(folder):
 
 
 def kill_and_resume(tmp_path, kills, seed):
-    """The same run twice, from the same start under the same key: left alone, and killed so often."""
+    """The same run twice under one key: uninterrupted, and killed several times."""
     left_alone, killed = tmp_path / "a", tmp_path / "b"
     left_alone.mkdir()
     killed.mkdir()
@@ -42,14 +42,14 @@ def kill_and_resume(tmp_path, kills, seed):
     took = finish(left_alone)
     shutil.copy(left_alone / "key", killed / "key")
     shutil.copy(left_alone / "start", killed / "checkpoint")
-    # As the folder was before the first step: the key's file knows of the ledger, which is empty.
+    # The folder as before the first step: the key's file names the ledger, which is empty.
     ledger = next(left_alone.glob("key.*.ledger")).name
     (killed / ledger).touch(mode=0o600)
     rng, early, done = random.Random(seed), 0, 0
     while done < kills:
         process = start(killed)
         if rng.random() < 0.8:
-            wait_until_ready(process)  # while it trains; else while it starts
+            wait_until_ready(process)  # during training; otherwise during start-up
         time.sleep(rng.random() * took * 0.9)
         if process.poll() is None:
             process.kill()
@@ -59,7 +59,7 @@ def kill_and_resume(tmp_path, kills, seed):
             (killed / "result").unlink(missing_ok=True)
             shutil.copy(
                 left_alone / "start", killed / "checkpoint"
-            )  # finished: once more, over the same ledger
+            )  # finished: run it again on the same ledger
             assert early < kills
         process.wait(timeout=60)
     finish(killed)

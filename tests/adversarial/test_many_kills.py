@@ -48,7 +48,7 @@ def test_50_kills(tmp_path, shown):
             kills.wait_until_ready(process)
         time.sleep(rng.random() * took * 0.8)
         if process.poll() is not None:
-            early, took = early + 1, 0.9 * took  # the machine is less busy than it was at first
+            early, took = early + 1, 0.9 * took  # the machine is less busy than before
             assert early < 200
             continue
         process.kill()

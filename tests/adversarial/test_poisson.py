@@ -1,4 +1,4 @@
-"""Attacks on DP-SGD with Poisson samples, and on rows of gradients that come in unusual ways."""
+"""Attacks on DP-SGD with Poisson samples, and unusual rows of gradients."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ class Sampled:
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_several_samples_in_one_step_are_refused(mode):
-    """Two samples in one forward pass are amplified by one rate, and ε would be that of one: 1.14 instead of 5.88."""
+    """Two samples in one forward pass: ε would be that of one sample, 1.14 instead of 5.88."""
     sampled = Sampled(mode)
     batches = iter(sampled.loader)
     inputs, targets = (torch.cat(parts) for parts in zip(next(batches), next(batches), strict=True))
@@ -44,7 +44,7 @@ def test_several_samples_in_one_step_are_refused(mode):
 
 
 def test_samples_that_are_accounted_for_one_by_one_are_accepted():
-    """With hooks, Opacus accounts for every backward pass of a step."""
+    """In hooks mode Opacus accounts for every backward pass of a step."""
     sampled = Sampled()
     batches = iter(sampled.loader)
     sampled.optimizer.zero_grad()
@@ -70,7 +70,7 @@ def test_after_a_refused_step_training_goes_on(mode):
 
 
 def test_the_inner_optimizer_of_dp_sgd_does_not_step_alone():
-    """Raw gradients of an eval-mode pass would reach the weights, and the accountant would stay empty."""
+    """Unclipped gradients of an eval-mode pass would reach the weights, unaccounted."""
     sampled = Sampled()
     before = [p.detach().clone() for p in sampled.model.parameters()]
     sampled.model.eval()
@@ -81,7 +81,7 @@ def test_the_inner_optimizer_of_dp_sgd_does_not_step_alone():
 
 
 def test_a_layer_that_was_frozen_later_gets_no_raw_gradient():
-    """What an eval-mode pass left in its gradient is not applied by the inner optimizer."""
+    """The inner optimizer does not apply a gradient that an eval-mode pass left."""
     sampled = Sampled()
     sampled.model.eval()
     nn.functional.cross_entropy(sampled.model(data().tensors[0]), data().tensors[1]).backward()
@@ -95,7 +95,7 @@ def test_a_layer_that_was_frozen_later_gets_no_raw_gradient():
 
 
 def test_a_clip_norm_that_changes_between_backward_and_step_is_refused():
-    """Ghost clipping clips in the backward pass: examples of norm 10⁶ with noise for norm 1 would go out."""
+    """Ghost clipping clips in the backward pass: norms of 10⁶ would have noise for norm 1."""
     sampled = Sampled("ghost")
     sampled.optimizer.max_grad_norm = 1e6
     sampled.backward(*next(iter(sampled.loader)))
@@ -106,7 +106,7 @@ def test_a_clip_norm_that_changes_between_backward_and_step_is_refused():
 
 
 def test_rows_that_were_replaced_for_some_parameters_are_refused():
-    """They would count as rows of other examples, and an example would be clipped twice."""
+    """They would count as other examples, and an example would be clipped twice."""
     training = Training(participation="trusted")
     training.criterion(training.module(data().tensors[0][:12]), data().tensors[1][:12]).backward()
     first = training.optimizer.params[0]
@@ -117,7 +117,7 @@ def test_rows_that_were_replaced_for_some_parameters_are_refused():
 
 
 def test_two_wrappers_of_one_model_share_no_rows():
-    """Each follows passes of its own: rows of the old wrapper are not added to those of the new one."""
+    """Rows of the old wrapper are not added to those of the new one."""
     model = small_model()
     first, second = Training(model=model, shuffle=False), Training(model=model, shuffle=False)
     for training, part in ((first, slice(12)), (second, slice(12, 24))):
@@ -127,7 +127,7 @@ def test_two_wrappers_of_one_model_share_no_rows():
 
 
 class Rectified(nn.Module):
-    """A bias that is a function of a parameter: S is in proportion to norms, here infinity times zero."""
+    """A bias that is a function of a parameter: S scales with norms, here infinity times zero."""
 
     def __init__(self):
         super().__init__()
@@ -147,7 +147,7 @@ class Weighted(nn.Module):
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_an_example_whose_size_is_not_finite_contributes_nothing(mode):
-    """One example with token gradients of ±2e38 on zeros: its S is no number, and the others' weights stay finite."""
+    """Token gradients of ±2e38 on zero inputs: S is NaN, and the other gradients are finite."""
     X, w = torch.randn(40, 4, 4), torch.randn(40, 4, 3)
     X[0] = 0
     w[0] = torch.tensor([2e38, -2e38, 2e38, -2e38])[:, None]
@@ -158,7 +158,7 @@ def test_an_example_whose_size_is_not_finite_contributes_nothing(mode):
 
 
 def test_ghost_clipping_of_a_pass_that_was_not_recorded_is_refused():
-    """In eval mode, or past the wrapper, nothing is recorded; the step would be noise alone."""
+    """In eval mode, or without the wrapper, nothing is recorded; a step would be only noise."""
     training = Training(mode="ghost")
     training.module.eval()
     with pytest.raises(PerExampleGradientError, match="in training mode"):
@@ -168,7 +168,7 @@ def test_ghost_clipping_of_a_pass_that_was_not_recorded_is_refused():
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_an_empty_sample_is_a_step_of_convolutions_too(mode):
-    """Nobody was drawn: the step is noise alone, and is accounted for."""
+    """No example was drawn: the step is only noise, and is accounted for."""
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3, padding=1),
         nn.GroupNorm(1, 3),

@@ -1,4 +1,4 @@
-"""What must hold for every encoder, every promise and every stream, on examples that hypothesis looks for."""
+"""Properties of every encoder, guarantee and stream, on examples found by hypothesis."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ import antiphase as ap
 from antiphase import accounting
 from antiphase.sensitivity import is_exact, sensitivity
 
-# Always the same 60, so that what fails on one commit failed for that commit; new ones every time in `make test-long`.
+# Always the same 60, so that a failure belongs to a commit; `make test-long` draws new ones.
 MANY = int(os.environ.get("ANTIPHASE_EXAMPLES", "0"))
 QUICK = settings(
     max_examples=MANY or 60, derandomize=not MANY, deadline=None, database=None, print_blob=True
@@ -35,15 +35,18 @@ def participations(draw):
     return kind() if kind is ap.once else kind(8, draw(st.integers(1, 8)))
 
 
-# ---- sensitivity ---------------------------------------------------------------------------------------------
+# Sensitivity
 
 
 @pytest.mark.slow
 @QUICK
 @given(encoders(), participations(), SEEDS)
 def test_rotations_change_no_sensitivity_and_more_rows_never_lower_it(C, participation, seed):
-    """Only CᵀC counts: what is released may be turned, and seeing more of it costs no less: the bound stays above what
-    equal gradients attain without the new rows. (A bound that is not attained may itself become tighter.)"""
+    """Only CᵀC matters: outputs may be rotated, and more outputs never lower the sensitivity.
+
+    The bound stays above what equal gradients attain without the new rows. A bound that is not
+    attained may itself become tighter.
+    """
     rng = np.random.default_rng(seed)
     whole = sensitivity(C, participation)
     turn = np.linalg.qr(rng.normal(size=(len(C), len(C))))[0]
@@ -59,7 +62,7 @@ def test_rotations_change_no_sensitivity_and_more_rows_never_lower_it(C, partici
 @QUICK
 @given(encoders(), participations(), SEEDS)
 def test_no_record_moves_the_output_further(C, participation, seed):
-    """Gradients of norm 1 in steps that the participation allows, each in a direction of its own."""
+    """Gradients of norm 1 in allowed steps, each in its own direction."""
     rng = np.random.default_rng(seed)
     for pattern in participation.patterns(len(C)):
         G = np.zeros((len(C), 3))
@@ -76,7 +79,7 @@ def test_more_and_sooner_participations_cost_no_less(C, count, apart):
     assert sensitivity(C, ap.min_separation(count, apart + 1)) <= cost * (1 + 1e-12)
 
 
-# ---- accounting ----------------------------------------------------------------------------------------------
+# Accounting
 
 
 @QUICK
@@ -105,7 +108,7 @@ def test_runs_add_up_to_no_less_than_each_and_no_more_than_all_in_one(runs, name
     assert m.epsilon_of_runs(runs[::-1]) == pytest.approx(together, rel=1e-9)
 
 
-# ---- streams -------------------------------------------------------------------------------------------------
+# Streams
 
 MECHANISMS = {
     name: ap.calibrate(ap.design(name, steps=11), noise_multiplier=1.0)
@@ -121,8 +124,8 @@ WHOLE = {name: list(m.noise(37, key=ap.Key.insecure(1), run=RUN)) for name, m in
     st.integers(1, 37),
     st.booleans(),
 )
-def test_however_a_stream_is_walked_through_its_rows_are_the_same(name, moves, width, restored):
-    """Rows are skipped or taken, the stream is restored from its state or not, and a shorter row is the same row."""
+def test_rows_of_a_stream_do_not_depend_on_the_order_of_calls(name, moves, width, restored):
+    """Rows are skipped or taken, and the stream may be restored from its state in between."""
     m, key = MECHANISMS[name], ap.Key.insecure(1)
     stream = m.noise(width, key=key, run=RUN)
     for move in moves:

@@ -1,5 +1,8 @@
-"""Attacks on how per-example gradients are recorded: models and training loops that could give one example's gradient
-to another, or a gradient past clipping. Each is exact, or refused before anything is released."""
+"""Attacks on the recording of per-example gradients.
+
+Models and training loops that could mix the gradients of examples, or release a gradient without
+clipping. Each is exact, or refused before anything is released.
+"""
 
 import copy
 import pickle
@@ -29,7 +32,7 @@ B, T, D = (
     6,
     6,
     5,
-)  # examples, tokens, features: as many tokens as examples, unlike in the gradient check
+)  # examples, tokens, features; the gradient check has 4 examples
 RECORDED = ("hooks", "ghost")
 NOT_FOUND = {"strict": True, "raises": (AssertionError, pytest.fail.Exception)}
 MODES = ("hooks", "functorch", "ghost")
@@ -43,7 +46,7 @@ def inputs(size=24):
 
 
 class Net(nn.Module):
-    """Two linear layers, used by a function; ``parts`` makes more of them."""
+    """Two linear layers, used by a function; ``parts`` makes more layers."""
 
     def __init__(self, function, parts=None):
         super().__init__()
@@ -147,7 +150,7 @@ def functional(net, x):
 
 
 def sequence(function):
-    """A layer on tokens that ``function`` has made."""
+    """A layer on tokens that ``function`` returns."""
     return lambda net, x: net.b(net.a(function(x))).mean(1)
 
 
@@ -301,7 +304,7 @@ def reordered(key, by):
 
 
 def by_rare_feature(x):
-    return (x[:, 0, 0] > 5).int().argsort(stable=True)  # of no example that the check makes up
+    return (x[:, 0, 0] > 5).int().argsort(stable=True)  # of no made-up example of the check
 
 
 def first_of_largest(net, x):
@@ -354,7 +357,7 @@ def linear_losses(output):
 
 
 def worst_row(training, x):
-    """By how much, relatively, a recorded per-example gradient differs from that of the example alone."""
+    """The largest relative error of a recorded gradient, against the example alone."""
     module, model = training.module.train(), training.model
     names = [name for name, _ in model.named_parameters()]
     losses = linear_losses(module(x))
@@ -394,12 +397,12 @@ def batch_with_rare_features():
 @pytest.mark.parametrize("mode", RECORDED)
 @pytest.mark.parametrize("name", EXACT)
 def test_gradients_are_those_of_single_examples(name, mode):
-    """What the recorder takes is the gradient of one example, with as many tokens as examples too."""
+    """Recorded gradients are those of batches of one, also with as many tokens as examples."""
     assert worst_row(private(Net(*EXACT[name]), mode), batch_with_rare_features()) < 1e-4
 
 
-def test_an_argument_by_name_is_followed_or_refused():
-    """A function of torch that is called in an unusual way gives no wrong row."""
+def test_an_argument_by_name_is_exact_or_refused():
+    """A torch function that is called in an unusual way records no wrong row."""
     for name in UNUSUAL:
         try:
             assert (
@@ -411,8 +414,8 @@ def test_an_argument_by_name_is_followed_or_refused():
 
 @pytest.mark.parametrize("mode", RECORDED)
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_the_recorder_cannot_follow_is_refused(name, mode):
-    """The model is refused by make_private, or at the latest when it runs, or is exact: no wrong row is recorded."""
+def test_models_that_cannot_be_recorded_are_refused(name, mode):
+    """make_private or the first forward pass refuses the model, or its gradients are exact."""
     try:
         worst = worst_row(private(Net(*REFUSED[name]), mode), batch_with_rare_features())
     except (AntiphaseError, UnsupportedModuleError):
@@ -425,7 +428,7 @@ def test_what_the_recorder_cannot_follow_is_refused(name, mode):
     "name", [pytest.param(n, marks=UNSEEN) if n == SCALED else n for n in WRONG]
 )
 def test_rows_of_other_examples_are_refused(name, mode):
-    """A model whose examples change places where the gradient check cannot see it is exact, or refused."""
+    """Models that reorder examples where the gradient check cannot see it: exact or refused."""
     try:
         training = private(Net(WRONG[name]), mode)
         worst = worst_row(training, batch_with_rare_features())
@@ -436,7 +439,7 @@ def test_rows_of_other_examples_are_refused(name, mode):
 
 @pytest.mark.parametrize("mode", RECORDED)
 def test_an_example_has_one_row_however_many_of_its_tokens_are_chosen(mode):
-    """Tokens chosen by data, two of one example and none of another: refused, since rows are not examples."""
+    """Tokens chosen by data, two of one example and none of another: refused."""
     training = private(Net(first_of_largest), mode)
     x = inputs()[:B]
     x[0, :2, 0] = 9.0
@@ -447,7 +450,7 @@ def test_an_example_has_one_row_however_many_of_its_tokens_are_chosen(mode):
 
 @pytest.mark.parametrize("mode", RECORDED)
 def test_checkpoints_without_reentrance_are_refused_with_the_remedy(mode):
-    """Activation checkpointing is followed with use_reentrant=True only."""
+    """Activation checkpointing is recorded with use_reentrant=True only."""
     model = Net(
         lambda s, x: s.b(checkpoint(lambda v: s.a(v).tanh(), x, use_reentrant=False)).mean(1)
     )
@@ -467,7 +470,7 @@ def rows_of(model, mode, arguments, **options):
 
 @pytest.mark.parametrize("mode", RECORDED)
 def test_time_first_models_are_exact(mode):
-    """batch_first=False, as many steps as examples."""
+    """batch_first=False, with as many time steps as examples."""
     x = inputs()[:B].transpose(0, 1)
     model = Net(lambda s, x: s.b(s.a(x).tanh()).mean(0))
     found = rows_of(model, mode, (x,), batch_first=False)
@@ -481,8 +484,7 @@ def test_time_first_models_are_exact(mode):
 
 @pytest.mark.parametrize("mode", RECORDED)
 def test_an_input_that_all_examples_share_is_no_batch(mode):
-    """A matrix of tokens by tokens comes first, as large as the batch: gradients are those of the examples,
-    or the model is refused."""
+    """The first input is a (tokens, tokens) matrix of the batch's length: exact or refused."""
     x, mask = inputs()[:B], torch.rand(T, T, generator=torch.Generator().manual_seed(0))
     model = Net(lambda s, mask, x: s.b(s.a(mask @ x)).mean(1))
     try:
@@ -517,7 +519,7 @@ def usual(training, x, w, _):
 
 
 def released_sum(mode, loop, scale, make=small, data=vectors, **options):
-    """What the first step releases, less its noise, with the first example's loss multiplied by ``scale``."""
+    """What the first step releases minus its noise; ``scale`` multiplies the first loss."""
     training = private(make(), mode, TensorDataset(*data()), batch_size=8, **options)
     batches = iter(training.loader)
     x, w = next(batches)
@@ -636,16 +638,31 @@ def minus(training, x, w, _):
 
 
 LOOPS = [
-    usual, extra_backward, extra_backward_of_model, backward_of_model_first, backward_in_eval_mode, backward_of_part,
-    retained, two_losses, same_examples_twice, forward_alone, forward_in_between, gradient_by_hand,
-    gradients_of_parameters, penalised, adversarially_trained, copied, pickled, minus,
-]  # fmt: skip
+    usual,
+    extra_backward,
+    extra_backward_of_model,
+    backward_of_model_first,
+    backward_in_eval_mode,
+    backward_of_part,
+    retained,
+    two_losses,
+    same_examples_twice,
+    forward_alone,
+    forward_in_between,
+    gradient_by_hand,
+    gradients_of_parameters,
+    penalised,
+    adversarially_trained,
+    copied,
+    pickled,
+    minus,
+]
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 def test_no_loop_releases_more_than_the_clip_norm_of_an_example(loop, mode):
-    """Extra passes, retained graphs, several losses, copies: an example moves the sum by at most C, or is refused."""
+    """Extra passes, retained graphs, several losses, copies: at most C, or refused."""
     try:
         moved = moved_by_first_example(mode, loop)
     except Exception:
@@ -667,12 +684,12 @@ EXACT_LOOPS = [
 @pytest.mark.parametrize("mode", RECORDED)
 @pytest.mark.parametrize("loop", EXACT_LOOPS, ids=lambda loop: loop.__name__)
 def test_passes_beside_the_private_one_change_nothing(loop, mode):
-    """What other backward passes leave in the model's gradients is not released, to the last bit."""
+    """Gradients of other backward passes change no bit of what is released."""
     assert torch.equal(released_sum(mode, loop, 1e4), released_sum(mode, usual, 1e4))
 
 
 def test_a_forward_pass_in_between_does_not_scale_gradients():
-    """The mean over 8 examples is undone by 8, also if 3 others passed through the model before the backward pass."""
+    """The mean over 8 examples is undone by 8, also after a forward pass of 3 others."""
     assert torch.equal(
         released_sum("hooks", forward_in_between, 1e4), released_sum("hooks", usual, 1e4)
     )
@@ -687,7 +704,7 @@ def two_batches_at_once(training, x, w, batches):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_two_batches_in_one_backward_pass_share_no_rows(mode, accumulation):
-    """Two forward passes on different examples and one backward pass: exact, or refused."""
+    """Two forward passes on different examples, one backward pass: exact or refused."""
     try:
         moved = moved_by_first_example(
             mode, two_batches_at_once, gradient_accumulation_steps=accumulation
@@ -704,7 +721,7 @@ def two_crops(training, x, w, _):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_two_crops_of_an_example_as_two_rows_are_refused(mode):
-    """A model that sees two rows of each example clips each: the rows are more than the examples, and it is refused."""
+    """Two rows of each example would be clipped apart: more rows than examples is refused."""
     with pytest.raises(AntiphaseError):
         released_sum(mode, two_crops, 1.0)
 
@@ -716,7 +733,7 @@ def one_batch_twice_another_passed_over(training, x, w, batches):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_that_is_used_twice_is_refused(mode):
-    """Two passes on one batch are as many rows as two batches: refused, though a second batch was taken."""
+    """Two passes on one batch have as many rows as two batches: refused."""
     try:
         moved = moved_by_first_example(mode, one_batch_twice_another_passed_over)
     except AntiphaseError:
@@ -725,7 +742,7 @@ def test_a_batch_that_is_used_twice_is_refused(mode):
 
 
 class Centred(LinearLoss):
-    """Each loss less the mean of all."""
+    """Each loss minus the mean of all."""
 
     def forward(self, output, weights):
         losses = (output * weights).flatten(1).sum(dim=1)
@@ -781,16 +798,16 @@ def test_losses_of_tokens_move_the_sum_by_the_clip_norm(mode, scale):
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_losses_of_tokens_time_first_that_are_not_finite(mode):
-    """Losses (tokens, examples), as many of one as of the other, one example's NaN: the others stay in the sum."""
+    """Losses (tokens, examples) of a square batch, NaN for one example: the others are released."""
     options = {"make": lambda: TokenNet(True), "data": eight_tokens, "criterion": TokenLoss(True)}
     assert moved_by_first_example(mode, usual, float("nan"), **options) <= 1 + 1e-5
 
 
-# The same bits wherever an example is
+# Independence of the position in the batch
 
 
 def places(seed, count, most=200_000):
-    """Shapes (n, t, p, d), and how many examples are left out at the front."""
+    """Shapes (n, t, p, d), and how many examples are left out at the front of the batch."""
     draw = random.Random(seed)
     while count:
         n, t = (
@@ -816,7 +833,7 @@ def threads(request):
     [True, False],
 )
 def test_batched_products_have_the_same_bits_wherever_an_example_is(tokens_first, threads):
-    """On 600 shapes, also where neither the tokens nor the features are a multiple of anything."""
+    """On 600 shapes, also with odd numbers of tokens and features."""
     generator, different = torch.Generator().manual_seed(0), []
     for n, t, p, d, start in places(0, 600):
         shapes = ((n, t, p), (n, t, d)) if tokens_first else ((n, p, t), (n, d, t))
@@ -845,7 +862,7 @@ def test_token_sums_have_the_same_bits_wherever_an_example_is(sums, threads):
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_rounding_of_the_forward_pass_does_not_add_up(mode, shown):
-    """Two layers, tokens (x, y, x + y) whose gradients cancel: what is left is rounding, and the batch changes it."""
+    """Two layers, tokens (x, y, x + y) whose gradients cancel: the batch changes the rounding."""
     size, clip_norm, generator = 64, 1e-3, torch.Generator().manual_seed(1)
     x = torch.randn(size, 2, 7, generator=generator)
     x = torch.cat([x, x.sum(1, keepdim=True)], 1) * 1e4
@@ -862,7 +879,7 @@ def test_rounding_of_the_forward_pass_does_not_add_up(mode, shown):
 
 
 class General(nn.Module):
-    """A weight (p, d) that no rule of a layer is for."""
+    """A weight (p, d) that no layer rule knows."""
 
     def __init__(self, kind, p, d):
         super().__init__()
@@ -891,7 +908,7 @@ GENERAL = ["weight norm", "einsum", "bmm", "transposed convolution"]
 @pytest.mark.parametrize("mode", RECORDED)
 @pytest.mark.parametrize("kind", GENERAL)
 def test_gradients_by_functorch_do_not_depend_on_the_place(kind, mode, shown):
-    """Functions without a rule, crowds that cancel: removing one example moves the sum by at most C."""
+    """Functions without a rule, batches that cancel: removing one example moves at most C."""
     worst = 0.0
     for length, p, d, size in [
         (33, 5, 7, 9),
@@ -916,7 +933,7 @@ def test_gradients_by_functorch_do_not_depend_on_the_place(kind, mode, shown):
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])  # fmt: skip
 @pytest.mark.parametrize("clip_norm", [1e-3, 1e-4])
 def test_numbers_at_the_end_of_float32_are_clipped(mode, clip_norm, shown):
-    """Inputs of 1e37 to 3e38: factors have few digits in float32, and the contribution is at most C all the same."""
+    """Inputs of 1e37 to 3e38, where factors have few float32 digits: still at most C."""
     model = nn.Linear(64, 64, bias=False)
     nn.init.zeros_(model.weight)  # so that losses are finite
     sums, worst = Sums(model, mode, clip_norm, 1), 0.0
@@ -933,7 +950,7 @@ def test_numbers_at_the_end_of_float32_are_clipped(mode, clip_norm, shown):
 
 
 def test_tied_weights_whose_uses_cancel_are_clipped(shown):
-    """An embedding and a head that share their weight, losses in the null space of both together: at most C."""
+    """An embedding and a head with one weight, whose gradients cancel together: at most C."""
     rows, width, length, worst = 20, 4, 10, 0.0
 
     class Tied(nn.Module):
@@ -953,7 +970,7 @@ def test_tied_weights_whose_uses_cancel_are_clipped(shown):
             ids = torch.randint(rows, (length,), generator=generator)
             map_ = torch.zeros(
                 rows, width, length, rows, dtype=torch.float64
-            )  # from losses' weights to the gradient
+            )  # maps weights of the losses to the gradient
             for t, index in enumerate(ids.tolist()):
                 map_[range(rows), :, t, range(rows)] += table[index]
                 map_[index, :, t, :] += table.T
@@ -968,7 +985,7 @@ def test_tied_weights_whose_uses_cancel_are_clipped(shown):
 
 
 def test_lookups_that_are_not_finite_contribute_nothing():
-    """An embedding in ghost clipping: an example whose gradient is NaN is left out, and the sum stays finite."""
+    """Embedding, ghost clipping: an example whose gradient is NaN is left out."""
     gradients = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0))
     gradients[1, 0, 0] = float("nan")
     lookups = Lookups(torch.zeros(3, 4, dtype=torch.int64), gradients)

@@ -1,7 +1,7 @@
-"""Record and replay: with the same rows forced out, a neighbour's training is the same in everything else.
+"""Record and replay: with the same released rows, training on a neighbour is identical.
 
-If it is, nothing but the released rows depends on the data; and these have the declared sensitivity. One test for most
-of what can go wrong in between.
+Then only the released rows depend on the data, and their queries have the declared sensitivity.
+One test covers most of what can go wrong in between.
 """
 
 import json
@@ -18,13 +18,18 @@ import antiphase as ap
 from tests.torch.setting import Training, data
 
 CLIP, EPOCHS, EVERY = 0.5, 3, 5
-KINDS = {"zeroed": 1, "nan": 1, "replaced": 2, "huge": 2}  # how far each may be, in sensitivities
+KINDS = {
+    "zeroed": 1,
+    "nan": 1,
+    "replaced": 2,
+    "huge": 2,
+}  # how far the query may move, in sensitivities
 FACTORIZATION = ap.design("dp-mf", workload=ap.Workload.sgd(15, momentum=0.9), epochs=EPOCHS)
 MECHANISM = ap.calibrate(FACTORIZATION, noise_multiplier=1.0, clip_norm=CLIP, delta=1e-5)
 
 
 class Weighted(nn.Module):
-    """Logits times the first input, which is 1: an example in which it is 0 has no gradient at all."""
+    """Logits times the first input, which is 1; an example in which it is 0 has no gradient."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +46,7 @@ def weighted(dataset):
 
 
 def neighbours(dataset, count):
-    """The same dataset with one example zeroed, replaced, made NaN or made huge; its place is kept."""
+    """The dataset with one example zeroed, replaced, NaN or huge, at the same position."""
     rng = np.random.default_rng(18)
     for i in range(count):
         X, y = (t.clone() for t in dataset.tensors)
@@ -58,7 +63,7 @@ def neighbours(dataset, count):
 
 
 class Watched:
-    """In the place of a release: keeps what comes in and goes out, and lets out what it is told to, if anything."""
+    """Replaces a release: records queries and released rows, and can release given rows."""
 
     def __init__(self, release, forced):
         self.release, self.forced = release, forced
@@ -77,13 +82,18 @@ class Watched:
 
 
 def recorded(dataset, mode, folder, forced=None):
-    """The queries, the rows that went out, and all that anyone sees of a training, files included."""
+    """The queries, the released rows, and everything observable of a training, with files."""
     training = Training(
-        MECHANISM, dataset=dataset, model=Weighted(), mode=mode, max_grad_norm=CLIP, noise_multiplier=None,
+        MECHANISM,
+        dataset=dataset,
+        model=Weighted(),
+        mode=mode,
+        max_grad_norm=CLIP,
+        noise_multiplier=None,
         run="ef" * 16,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
         scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 15),
-    )  # fmt: skip
+    )
     release = training.release
     watched = training.optimizer.release = Watched(release, forced)
     torch.manual_seed(5)
@@ -120,13 +130,13 @@ def recorded(dataset, mode, folder, forced=None):
 
 
 def parsed(content):
-    """A safetensors file, whose header is written in any order."""
+    """A safetensors file as a dict: its header may be in any order."""
     length = int.from_bytes(content[:8], "little")
     return json.loads(content[8 : 8 + length]), content[8 + length :]
 
 
 def compare(mode, count, folder, caplog, capsys):
-    """The largest distances over sensitivity for each kind of neighbour: (of a step, of the whole run)."""
+    """The largest distance / sensitivity for each kind of neighbour: (of a step, of the run)."""
     caplog.set_level(logging.DEBUG)
     dataset, C = weighted(data(seed=3)), FACTORIZATION.encoder()
 
@@ -136,13 +146,13 @@ def compare(mode, count, folder, caplog, capsys):
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             queries, out, seen = recorded(dataset, mode, folder, forced)
-        # But not what other tests left open, which is found whenever garbage is collected.
+        # Without warnings about files of other tests, which come with garbage collection.
         warned_of = [str(w.message) for w in warned if w.category is not ResourceWarning]
         return queries, out, seen | {
             "logs": caplog.text, "printed": capsys.readouterr(), "warnings": warned_of,
         }  # fmt: skip
 
-    told(dataset)  # what is said once a process has been said
+    told(dataset)  # warnings that are issued once per process have been issued
     queries, out, seen = told(dataset)
     worst = {kind: (0.0, 0.0) for kind in KINDS}
     for kind, other in neighbours(dataset, count):
@@ -168,8 +178,10 @@ def test_a_few_neighbours(mode, tmp_path, caplog, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_fifty_neighbours(mode, tmp_path, caplog, capsys, shown):
-    """Steps, shapes, scales, logs, generators and exported files are identical; the query moves by no more than the
-    declared sensitivity, at each step and over the whole run."""
+    """Steps, shapes, logs, generators and files are identical.
+
+    The query moves by at most the declared sensitivity, in each step and over the run.
+    """
     worst = compare(mode, 50, tmp_path, caplog, capsys)
     shown(
         f"50 neighbours, {mode}, distance over sensitivity, of a step and in all",

@@ -1,4 +1,4 @@
-"""Attacks on who takes part: examples that the private loader did not hand over, and rows that are no examples."""
+"""Attacks on participation: examples of other loaders, and rows that are not examples."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.issue(21)
 
 
 def sampled(mode="hooks", batch_size=12, **options):
-    """DP-SGD on Poisson samples: engine, module, optimizer, criterion, and both loaders."""
+    """DP-SGD on Poisson samples: engine, module, optimizer, criterion and both loaders."""
     engine, own = PrivacyEngine(mechanism="dp-sgd"), DataLoader(data(), batch_size=batch_size)
     made = make_private(engine, own, grad_sample_mode=mode, **options)
     criterion = made[2] if len(made) == 4 else nn.CrossEntropyLoss()
@@ -36,7 +36,7 @@ def values(module):
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_a_loop_over_the_old_loader_is_refused(mode):
-    """Row 44: without sampling ε was 10.0, and the accountant said 4.70. Nothing is released, nothing counted."""
+    """Row 44: without sampling ε was 10.0 instead of 4.70. Nothing is released or counted."""
     engine, module, optimizer, criterion, own, _ = sampled(mode)
     before = values(module).clone()
     with pytest.raises(
@@ -66,13 +66,13 @@ def test_the_old_loader_is_refused_in_the_middle_of_training():
     with pytest.raises(ParticipationError):
         step(module, optimizer, criterion, next(iter(own)))
     other = next(iter(DataLoader(data(), batch_size=len(next(batches)[0]) + 1)))
-    with pytest.raises(ParticipationError):  # a sample was handed over, and its size is another
+    with pytest.raises(ParticipationError):  # a sample of another size was handed over
         step(module, optimizer, criterion, other)
     assert [steps for *_, steps in engine.accountant.history] == [1]
 
 
 def test_a_sample_is_not_used_twice():
-    """Two steps on one sample have no Poisson amplification between them."""
+    """The second step on one sample is not amplified."""
     _, module, optimizer, criterion, _, loader = sampled()
     batch = next(iter(loader))
     step(module, optimizer, criterion, batch)
@@ -100,7 +100,7 @@ def test_empty_samples_are_steps_too():
     assert [steps for *_, steps in engine.accountant.history] == [60]
 
 
-def test_made_up_examples_take_the_place_of_empty_samples_alone():
+def test_made_up_examples_replace_only_empty_samples():
     _, module, optimizer, criterion, own, loader = sampled(batch_size=1, rand_on_empty=True)
     for batch in loader:
         step(module, optimizer, criterion, batch)
@@ -109,7 +109,7 @@ def test_made_up_examples_take_the_place_of_empty_samples_alone():
 
 
 def test_the_rate_of_an_amplified_sampler_is_frozen():
-    """Row 31: more examples a step than the amplification was computed for."""
+    """Row 31: more examples in a step than amplification was computed for."""
     f = ap.design("dp-sgd", steps=10, participation=ap.min_separation(10, 1))
     mechanism = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5, sampling=ap.sampling.Poisson(0.2))
     engine = PrivacyEngine(mechanism=mechanism, key=ap.Key.insecure(1))
@@ -121,11 +121,11 @@ def test_the_rate_of_an_amplified_sampler_is_frozen():
     assert optimizer.release.drawn == 0
 
 
-# ---- rows and examples (row 33) ----------------------------------------------------------------------------
+# Rows and examples (row 33)
 
 
 def test_fewer_rows_of_gradients_than_examples_are_refused():
-    """A part of a batch, or the rows of something else than examples."""
+    """Rows of a part of a batch, or rows that are not examples."""
     training = Training(shuffle=False)
     inputs, targets = next(iter(training.loader))
     with pytest.raises(
@@ -137,7 +137,7 @@ def test_fewer_rows_of_gradients_than_examples_are_refused():
 
 
 def test_tensors_with_rows_of_different_examples_are_refused():
-    """Rows of one tensor for other examples than those of another belong to nobody."""
+    """Rows of two tensors must belong to the same examples."""
     training = Training(shuffle=False)
     inputs, targets = next(iter(training.loader))
     training.criterion(training.module(inputs), targets).backward()
@@ -152,7 +152,7 @@ def test_tensors_with_rows_of_different_examples_are_refused():
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_sums_of_dp_sgd_are_rounded_before_the_noise_is_added(mode, monkeypatch):
-    """Row 45, Poisson samples: low bits of a float64 sum would go out without noise."""
+    """Row 45, Poisson samples: low bits of a float64 sum would have no noise."""
     seen = []
 
     def watched(std, reference, **_):
@@ -165,9 +165,11 @@ def test_sums_of_dp_sgd_are_rounded_before_the_noise_is_added(mode, monkeypatch)
     )
     dataset = TensorDataset(data().tensors[0].double(), data().tensors[1])
     made = make_private(
-        PrivacyEngine(mechanism="dp-sgd"), DataLoader(dataset, batch_size=12), small_model().double(),
+        PrivacyEngine(mechanism="dp-sgd"),
+        DataLoader(dataset, batch_size=12),
+        small_model().double(),
         grad_sample_mode=mode,
-    )  # fmt: skip
+    )
     criterion = made[2] if len(made) == 4 else nn.CrossEntropyLoss()
     step(made[0], made[1], criterion, next(iter(made[-1])))
     assert len(seen) == 4
@@ -175,7 +177,7 @@ def test_sums_of_dp_sgd_are_rounded_before_the_noise_is_added(mode, monkeypatch)
 
 
 class TimeFirst(nn.Module):
-    """Swaps examples and time before the layer: rows of its gradients, by Opacus' hooks, would be times."""
+    """Swaps examples and time before its layer; Opacus' hooks would record a row per time."""
 
     def __init__(self):
         super().__init__()
@@ -200,7 +202,7 @@ LENGTHS = pytest.mark.parametrize("length", [5, 12, 20], ids=["T < B", "T = B", 
 @LENGTHS
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_a_time_first_layer_is_clipped_by_example(length, mode):
-    """Row 33: the sum is that of a loop over examples, whether or not time and examples are equally many."""
+    """Row 33: the sum is that of a loop over examples, also with as many times as examples."""
     training = time_first(length, mode)
     model = TimeFirst()
     model.load_state_dict(training.model.state_dict())
@@ -221,7 +223,7 @@ def test_a_time_first_layer_is_clipped_by_example(length, mode):
 @LENGTHS
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_inputs_with_time_before_examples_are_refused(length, mode):
-    """Row 33: rows would be times, whether or not they are as many as the examples. Refused before anything is."""
+    """Row 33: rows would be times, also with as many times as examples. Nothing is released."""
 
     def collate(examples):
         X, y = zip(*examples, strict=True)
@@ -237,7 +239,7 @@ def test_inputs_with_time_before_examples_are_refused(length, mode):
 
 
 def test_a_batch_that_was_passed_over_counts_as_used():
-    """Whole batches may be skipped: their examples have then taken part, as far as the ledger knows."""
+    """A skipped batch counts as used in the ledger."""
     training = Training(shuffle=False)
     batches = iter(training.loader)
     next(batches)

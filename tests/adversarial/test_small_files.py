@@ -1,6 +1,6 @@
-"""Small files that would cost much time or memory: refused by name before anything is allocated.
+"""Small files that would cost much time or memory: refused before anything is allocated.
 
-Each file is loaded in a process of its own, which measures itself and may not take more than a few GiB.
+Each file is loaded in its own process, which measures itself and is limited to a few GiB.
 """
 
 import io
@@ -21,8 +21,8 @@ from antiphase.errors import DataError, FileFormatError
 pytestmark = pytest.mark.issue(21)
 
 MAX_SECONDS = 5.0
-MAX_BYTES = files.MAX_MEMORY  # beside those in proportion to the file
-HARD_LIMIT = 4 << 30  # bytes that a process may ask for, so that a bomb does no harm here
+MAX_BYTES = files.MAX_MEMORY  # besides those in proportion to the file
+HARD_LIMIT = 4 << 30  # bytes that a process may allocate
 
 
 def memory(field):
@@ -33,7 +33,7 @@ def memory(field):
 
 def _measure(load, path, connection):
     with open("/proc/self/clear_refs", "w") as peak:
-        peak.write("5")  # the peak begins anew
+        peak.write("5")  # reset the peak
     before = memory("VmRSS")
     limit = memory("VmSize") + HARD_LIMIT
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -48,7 +48,7 @@ def _measure(load, path, connection):
 
 
 def measured(load, path):
-    """How loading ended: the error's name and text, seconds, and bytes at most."""
+    """How loading ended: name and text of the error, seconds, and peak memory in bytes."""
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(load, path, writer))
@@ -83,7 +83,7 @@ def mechanism(content, **more):
 
 
 def one_name_for_many(path):
-    """Thousands of blocks that are one array: each use of its name would be a copy."""
+    """Thousands of blocks with the name of one array: each would be a copy."""
     count, steps = 3000, 300
     content = factorization("Blocks", steps)
     lower = np.eye(steps)[np.tril_indices(steps)]
@@ -177,7 +177,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_file_is_refused_before_it_costs_much(name, tmp_path, shown):
-    """Row 46: 928 bytes loaded for 20 s, and 49 kB asked for 22 GiB."""
+    """Row 46: 928 bytes took 20 s to load, and 49 kB needed 22 GiB."""
     path = tmp_path / "bomb"
     made = BOMBS[name]
     if made is one_name_for_many:
@@ -215,7 +215,7 @@ def test_a_small_file_is_refused_before_it_costs_much(name, tmp_path, shown):
     ids=lambda design: " ".join(str(value) for value in design.values()),
 )
 def test_files_of_our_own_are_within_the_bounds(design, tmp_path, shown):
-    """Row 46: what people train with loads without ``trusted``, and quickly."""
+    """Row 46: realistic designs load quickly and without ``trusted``."""
     options = dict(design)
     made = ap.calibrate(ap.design(options.pop("name"), **options), noise_multiplier=1.0)
     made.save(tmp_path / "m")
@@ -227,7 +227,7 @@ def test_files_of_our_own_are_within_the_bounds(design, tmp_path, shown):
 
 
 def test_a_trusted_file_has_no_bound_and_figures_of_its_own(tmp_path, monkeypatch):
-    """Row 46: the remedy that the error names works; the bound is gone once `load` has ended."""
+    """Row 46: the remedy in the error works, and its effect ends with `load`."""
     f = ap.design("sqrt-toeplitz", steps=64, participation=ap.min_separation(4, 8))
     m = ap.calibrate(f, noise_multiplier=1.0)
     m.save(tmp_path / "m")
@@ -241,7 +241,7 @@ def test_a_trusted_file_has_no_bound_and_figures_of_its_own(tmp_path, monkeypatc
         ap.load(tmp_path / "m", trusted="yes")
 
 
-# ---- data ----------------------------------------------------------------------------------------
+# Data
 
 
 def png(path, mode, size):
@@ -251,7 +251,7 @@ def png(path, mode, size):
 
 @pytest.mark.parametrize("name", ["grey", "one bit", "many"])
 def test_images_are_refused_by_their_headers(name, tmp_path, shown):
-    """Row 46: 40 kB of PNG took 3.4 GB."""
+    """Row 46: 40 kB of PNG needed 3.4 GB."""
     for label in ("a", "b"):
         (tmp_path / "images" / label).mkdir(parents=True)
         place = tmp_path / "images" / label
@@ -275,8 +275,8 @@ def test_images_are_refused_by_their_headers(name, tmp_path, shown):
     assert peak <= 50e6
 
 
-def test_images_as_they_occur_are_read(tmp_path):
-    """Row 46: photographs and drawings pack by less than the bound."""
+def test_ordinary_images_are_read(tmp_path):
+    """Row 46: photographs and drawings compress by less than the bound."""
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)
     for label in ("a", "b"):

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.issue(13), pytest.mark.slow]
 
 
 def test_a_loader_that_does_not_sample_is_refused(shown):
-    """In the PyTorch engine, and in the federated server, whose users are no samples at all."""
+    """In the PyTorch engine, and in the federated server, whose users are not sampled."""
     refused = 0
     for make in (sampled.cyclic, sampled.bins, sampled.independent):
         for other in ("shuffled", "fixed order", "sequential"):

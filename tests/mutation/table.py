@@ -30,7 +30,7 @@ TORCH = (  # no tests that start processes, which would import the file without 
     "tests/adversarial",
     *ALL,
     # It summarises the attacks of other tests, and repeats all of them if it runs first.
-    "--deselect=tests/adversarial/test_hazards.py::test_every_row_has_attacks_and_each_ends_as_asked",
+    "--deselect=tests/adversarial/test_hazards.py::test_every_row_has_attacks_that_end_as_expected",
 )
 AMPLIFICATION = (
     "tests/test_sampling.py",

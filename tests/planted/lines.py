@@ -56,7 +56,7 @@ INTEGRATIONS = "tests/torch/test_integrations.py::"
 TERMS, NORMS = "tests/torch/test_gradient_terms.py::", "tests/torch/test_clipping.py::"
 PRODUCTS = "tests/torch/test_batched_products.py::"
 GHOST, CHECK = "tests/torch/test_ghost_clipping.py::", "tests/torch/test_gradient_check_faults.py::"
-HAZARDS = "tests/adversarial/test_hazards.py::test_an_attack_ends_as_asked"
+HAZARDS = "tests/adversarial/test_hazards.py::test_an_attack_ends_as_expected"
 
 LINES = [
     Line("accounting/gaussian.py", "return smallest * (1 + LOSS_MARGIN)", "return smallest",
@@ -73,13 +73,13 @@ LINES = [
     Line("_util/locks.py", "if lock.exists() and not _disappears(lock, LOCK_TIMEOUT):", "if False:",
          KEYS + "test_without_flock_a_held_lock_file_stops_the_run"),
     Line("_util/locks.py", "if error.errno not in NO_FLOCK:", "if False:",
-         KEYS + "test_a_lock_that_fails_for_another_reason_is_no_permission"),
+         KEYS + "test_a_lock_that_fails_for_another_reason_is_an_error"),
     Line("noise/key.py", "path = _resolved(path)", "path = _checked_path(path)",
          KEYS + "test_links_and_relative_paths_lead_to_one_ledger"),
     Line("noise/key.py", "if status.st_nlink > 1:", "if False:", KEYS + "test_a_second_hard_link_is_refused"),
     Line("noise/key.py", "return f\"{self.subkey('data', content.hexdigest()):032x}\"",
          "return content.hexdigest()[:32]",
-         KEYS + "test_a_fingerprint_of_data_tells_nothing_without_the_key"),
+         KEYS + "test_a_fingerprint_of_data_reveals_nothing_without_the_key"),
     Line("noise/stream.py", "if os.getpid() != self._process:", "if False:",
          KEYS + "test_a_fork_with_a_key_in_memory_releases_no_row_of_its_parent"),
     Line("_util/cache.py", "return status.st_uid == os.geteuid() and not status.st_mode & 0o077", "return True",

@@ -10,11 +10,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import antiphase as ap
 from antiphase.torch import PrivacyEngine
-from tests.adversarial.attempts import (
+from tests.adversarial.attacks import (
     CLIP,
     MODES,
     Outcome,
     Setup,
+    attack,
     data,
     exact,
     refused,
@@ -22,7 +23,6 @@ from tests.adversarial.attempts import (
     small_model,
     targets_for,
     tokens,
-    tried,
     warned,
 )
 
@@ -80,14 +80,14 @@ SETTINGS = [
 ]
 
 
-@tried(
+@attack(
     31,
     "changed after make_private",
     "refused",
     *[(change, mode) for change in SETTINGS for mode in MODES],
 )
 def changed_setting(change, mode):
-    """ε was computed, and noise is scaled, for the values that make_private saw."""
+    """ε and the noise are for the values that make_private was given."""
     setup = Setup(small_model(), data(12, 5), mode=mode)
     setup.step(*next(iter(setup.loader)))
     batch = next(iter(setup.loader))
@@ -104,7 +104,7 @@ def changed_setting(change, mode):
     return found
 
 
-@tried(31, "the criterion's reduction changed after make_private", "refused", "ghost")
+@attack(31, "the criterion's reduction changed after make_private", "refused", "ghost")
 def changed_reduction(mode):
     """Ghost clipping needs one loss for each example."""
     setup = Setup(small_model(), data(12, 5), mode=mode)
@@ -112,23 +112,27 @@ def changed_reduction(mode):
     return refused(lambda: setup.step(*next(iter(setup.loader))), setup)
 
 
-# Row 32: one plan an engine
+# Row 32: one plan per engine
 
 
-@tried(32, "the first of two plans steps", "refused", *MODES)
+@attack(32, "the first of two plans steps", "refused", *MODES)
 def first_of_two_plans(mode):
-    """Its releases would be in nobody's account."""
+    """Its releases would not be accounted for."""
     setup = Setup(small_model(), data(12, 5), mode=mode)
     model = small_model()
     setup.engine.make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), noise_multiplier=1.0, max_grad_norm=CLIP,
-        data_loader=DataLoader(TensorDataset(setup.inputs, setup.targets), batch_size=12), steps=2,
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        noise_multiplier=1.0,
+        max_grad_norm=CLIP,
+        data_loader=DataLoader(TensorDataset(setup.inputs, setup.targets), batch_size=12),
+        steps=2,
         grad_sample_mode=mode,
-    )  # fmt: skip
+    )
     return refused(lambda: setup.step(*next(iter(setup.loader))), setup)
 
 
-@tried(32, "make_private again after a step", "refused", *MODES)
+@attack(32, "make_private again after a step", "refused", *MODES)
 def plan_after_a_step(mode):
     """A second training on the same data is a second release."""
     setup = Setup(small_model(), data(12, 5), mode=mode)
@@ -137,15 +141,19 @@ def plan_after_a_step(mode):
 
     def again():
         setup.engine.make_private(
-            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), noise_multiplier=1.0,
-            data_loader=DataLoader(TensorDataset(setup.inputs, setup.targets), batch_size=12), steps=2,
-            max_grad_norm=CLIP, grad_sample_mode=mode,
-        )  # fmt: skip
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            noise_multiplier=1.0,
+            data_loader=DataLoader(TensorDataset(setup.inputs, setup.targets), batch_size=12),
+            steps=2,
+            max_grad_norm=CLIP,
+            grad_sample_mode=mode,
+        )
 
     return refused(again, setup)
 
 
-# Row 33: rows that are no examples
+# Row 33: rows that are not examples
 
 
 class TimeFirst(nn.Module):
@@ -162,14 +170,14 @@ class TimeFirst(nn.Module):
 LENGTHS = {"T < B": 5, "T = B": 12, "T > B": 20}
 
 
-@tried(33, "a time-first layer", "exact", *[(name, mode) for name in LENGTHS for mode in MODES])
+@attack(33, "a time-first layer", "exact", *[(name, mode) for name in LENGTHS for mode in MODES])
 def time_first(name, mode):
-    """The recorder follows the examples, wherever they are in a tensor."""
+    """The recorder knows the dimension of the examples in every tensor."""
     return exact(seeded(TimeFirst), data(12, LENGTHS[name], 3), mode=mode)
 
 
 class Swapped(nn.Module):
-    """Takes inputs of shape (time, examples, features) and gives outputs of the same layout."""
+    """Inputs and outputs of shape (time, examples, features)."""
 
     def __init__(self):
         super().__init__()
@@ -179,30 +187,30 @@ class Swapped(nn.Module):
         return self.layer(x).mean(dim=0)
 
 
-@tried(
+@attack(
     33,
     "inputs whose examples are not first",
     "refused",
     *[(name, mode) for name in LENGTHS for mode in MODES],
 )
 def inputs_with_time_first(name, mode):
-    """The model takes (time, examples, features), and nobody said so (batch_first=True): make_private refuses."""
+    """A model of (time, examples, features) with batch_first=True: make_private refuses."""
     return refused(lambda: Setup(seeded(Swapped)(), data(12, LENGTHS[name], 3), mode=mode))
 
 
-@tried(33, "inputs whose examples are not first, without the gradient check", "refused",
+@attack(33, "inputs whose examples are not first, without the gradient check", "refused",
        *[(name, mode) for name in LENGTHS if name != "T = B" for mode in MODES])  # fmt: skip
 def unchecked_inputs_with_time_first(name, mode):
-    """Rows are counted. Where there are as many times as examples, only the gradient check can tell."""
+    """Rows are counted. With as many times as examples, only the gradient check can tell."""
     setup = Setup(seeded(Swapped)(), data(12, LENGTHS[name], 3), mode=mode, probe=False)
     inputs, targets = next(iter(setup.loader))
     return refused(lambda: setup.step(inputs.transpose(0, 1).contiguous(), targets), setup)
 
 
-@tried(33, "rows left out, or used twice", "refused",
+@attack(33, "rows left out, or used twice", "refused",
        *[(rows, mode) for rows in ("fewer", "more", "none") for mode in MODES])  # fmt: skip
 def other_rows(rows, mode):
-    """The count of rows must be that of the batch that was handed over."""
+    """There must be as many rows as examples in the loader's batch."""
     setup = Setup(small_model(), data(12, 5), mode=mode)
     inputs, targets = next(iter(setup.loader))
     index = {"fewer": torch.arange(7), "more": torch.arange(14) % 12, "none": torch.arange(0)}[rows]
@@ -221,9 +229,9 @@ class Words(nn.Module):
         return self.layer(self.embedding(x).mean(dim=1))
 
 
-@tried(35, "scale_grad_by_freq", "refused", *itertools.product(MODES, ("checked", "probe=False")))
+@attack(35, "scale_grad_by_freq", "refused", *itertools.product(MODES, ("checked", "probe=False")))
 def scaled_by_frequency(mode, checked):
-    """Counts of all examples would be in each one's gradient."""
+    """Each gradient would depend on counts over all examples."""
     options = {} if checked == "checked" else {"probe": False}
 
     def act():
@@ -236,7 +244,7 @@ def scaled_by_frequency(mode, checked):
 # Row 38: parameters outside the private optimizer
 
 
-@tried(38, "parameters in another optimizer", "refused", *MODES, "dp-sgd")
+@attack(38, "parameters in another optimizer", "refused", *MODES, "dp-sgd")
 def two_optimizers(mode):
     """A second optimizer would train the head on raw gradients."""
     model = small_model()
@@ -245,9 +253,9 @@ def two_optimizers(mode):
     return refused(lambda: Setup(model, data(12, 5), inner=inner, **how))
 
 
-@tried(38, "a frozen parameter is unfrozen later", "refused", *MODES)
+@attack(38, "a frozen parameter is unfrozen later", "refused", *MODES)
 def unfrozen_parameter(mode):
-    """Its gradients would be raw."""
+    """Its gradients would not be clipped."""
     model = small_model()
     model[2].requires_grad_(False)
     inner = torch.optim.SGD(model[0].parameters(), lr=0.1)
@@ -260,7 +268,7 @@ def unfrozen_parameter(mode):
 # Row 39: learning rates
 
 
-@tried(39, "a scheduler that was not handed over", "warned", *MODES)
+@attack(39, "a scheduler that was not handed over", "warned", *MODES)
 def other_rates(mode):
     """Privacy holds; the design is for other rates."""
     setup = Setup(small_model(), data(12, 5), mode=mode)
@@ -277,16 +285,20 @@ def other_rates(mode):
 # Row 44: DP-SGD on another loader
 
 
-@tried(44, "DP-SGD on the old loader", "refused", *MODES)
+@attack(44, "DP-SGD on the old loader", "refused", *MODES)
 def old_loader(mode):
-    """ε is that of Poisson samples, and these batches are none."""
+    """ε is that of Poisson samples, and these batches are not sampled."""
     model, inputs = small_model(), data(60, 5)
     own = DataLoader(TensorDataset(inputs, targets_for(60)), batch_size=12)
     engine = PrivacyEngine(mechanism="dp-sgd")
     made = engine.make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=own, noise_multiplier=1.0,
-        max_grad_norm=CLIP, grad_sample_mode=mode,
-    )  # fmt: skip
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=own,
+        noise_multiplier=1.0,
+        max_grad_norm=CLIP,
+        grad_sample_mode=mode,
+    )
     criterion = made[2] if len(made) == 4 else nn.CrossEntropyLoss()
     before = [p.detach().clone() for p in model.parameters()]
 
@@ -304,9 +316,9 @@ def old_loader(mode):
 # Row 47: keys without a file
 
 
-@tried(47, "a checkpoint without a key file", "warned", *MODES)
+@attack(47, "a checkpoint without a key file", "warned", *MODES)
 def no_key_file(mode):
-    """No other process could go on from it."""
+    """No other process could continue from the checkpoint."""
     setup = Setup(small_model(), data(12, 5), mode=mode, key=ap.Key.generate())
     setup.step(*next(iter(setup.loader)))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,15 +1,16 @@
-"""Attacks on clipping: an example that contributes more than the clip norm."""
+"""Attacks on clipping: an example that would contribute more than the clip norm."""
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.adversarial.attempts import (
+from tests.adversarial.attacks import (
     MODES,
     TOLERANCE,
     Outcome,
     Setup,
+    attack,
     contributions,
     cross_entropy,
     data,
@@ -18,14 +19,13 @@ from tests.adversarial.attempts import (
     seeded,
     small_model,
     tokens,
-    tried,
 )
 
 # Row 28: tokens that cancel
 
 
 class Weighted(nn.Module):
-    """A layer on tokens whose outputs are added up with weights that are data too: gradients of tokens can cancel."""
+    """A layer on tokens, with outputs weighted by data, so that gradients of tokens can cancel."""
 
     def __init__(self, layer):
         super().__init__()
@@ -63,7 +63,7 @@ def cancelling(count, length, scale, remainder, kind, seed=0):
 
 
 class Dot(nn.Module):
-    """The loss Σ output·target of each example, so that gradients are as large as the targets are."""
+    """The loss Σ output·target of each example: gradients are as large as the targets."""
 
     def __init__(self, reduction="mean"):
         super().__init__()
@@ -74,14 +74,21 @@ class Dot(nn.Module):
         return each if self.reduction == "none" else each.mean()
 
 
-@tried(28, "tokens that cancel", "exact", *[(kind, mode) for kind in LAYERS for mode in MODES])
+@attack(28, "tokens that cancel", "exact", *[(kind, mode) for kind in LAYERS for mode in MODES])
 def cancelling_tokens(kind, mode):
-    """Lengths 2 … 4,096, scales 1e-2 … 1e5, and a remainder of 1e-1 … 0: the norm of the sum is not underestimated."""
+    """2 … 4,096 tokens, scales 1e-2 … 1e5, remainders 1e-1 … 0: norms are upper bounds."""
     worst = 0.0
     for length, scale, remainder in [
-        (2, 1e-2, 1e-1), (2, 1e5, 1e-3), (2, 1.0, 0.0), (6, 1e2, 1e-4), (6, 1e5, 1e-6), (8, 1.0, 1e-5),
-        (64, 1e3, 1e-4), (512, 1e5, 1e-3), (4096, 1.0, 1e-2),
-    ]:  # fmt: skip
+        (2, 1e-2, 1e-1),
+        (2, 1e5, 1e-3),
+        (2, 1.0, 0.0),
+        (6, 1e2, 1e-4),
+        (6, 1e5, 1e-6),
+        (8, 1.0, 1e-5),
+        (64, 1e3, 1e-4),
+        (512, 1e5, 1e-3),
+        (4096, 1.0, 1e-2),
+    ]:
         x = cancelling(4 if length > 64 else 12, length, scale, remainder, kind)
         make = seeded(lambda: Weighted(LAYERS[kind]()))
         worst = max(
@@ -90,9 +97,9 @@ def cancelling_tokens(kind, mode):
     return Outcome("exact" if worst <= 1.0 else "WRONG", f"{worst:.4f} C")
 
 
-@tried(28, "100 copies of one example that cancels", "exact", *MODES)
+@attack(28, "100 copies of one example that cancels", "exact", *MODES)
 def copies_that_cancel(mode):
-    """What is left of each copy is rounding, in the same direction. Another batch size must not change it: 163 C."""
+    """Rounding remains, in the same direction for all copies; the batch size must not change it."""
     x = torch.zeros(101, 6, 25)
     x[..., :-1], x[..., -1] = data(24), 1e5 * torch.tensor([1.0, 1.0, -2.0, 1.0, 1.0, -2.0])
     x[0] = data(6, 25)
@@ -106,7 +113,7 @@ def copies_that_cancel(mode):
 
 
 class Deep(nn.Module):
-    """Three layers, one above the other: output gradients of the lower ones come from products over the batch."""
+    """Three layers: output gradients of the lower ones are products over the batch."""
 
     def __init__(self):
         super().__init__()
@@ -118,9 +125,9 @@ class Deep(nn.Module):
         return (self.layers(x[..., :-1]) * x[..., -1:]).sum(dim=1)
 
 
-@tried(28, "copies that cancel, in a deep model", "exact", *MODES)
+@attack(28, "copies that cancel, in a deep model", "exact", *MODES)
 def copies_that_cancel_deep(mode):
-    """Backward passes round by the batch size: where tokens cancel, that is all of a gradient. 2.15 C with ghost."""
+    """Rounding of a backward pass depends on the batch size, and nothing else is left."""
     worst = 0.0
     for batch in (2, 3, 200):
         x = torch.zeros(batch, 6, 6)
@@ -137,7 +144,7 @@ def copies_that_cancel_deep(mode):
     return Outcome("exact" if worst <= 1.0 else "WRONG", f"{worst:.4f} C")
 
 
-@tried(
+@attack(
     28, "tokens that do not cancel", "exact", *[(kind, mode) for kind in LAYERS for mode in MODES]
 )
 def ordinary_tokens(kind, mode):
@@ -222,22 +229,24 @@ class Twice(nn.Module):
 TIED = [by_module, ByFunction, ByLinear, by_parametrization]
 
 
-@tried(29, "weights tied", "exact", *[(make, mode) for make in TIED for mode in ("hooks", "ghost")])
+@attack(
+    29, "weights tied", "exact", *[(make, mode) for make in TIED for mode in ("hooks", "ghost")]
+)
 def tied_weights(make, mode):
-    """Both uses of a weight are in each example's gradient, and in its norm."""
+    """Both uses of a weight are part of the gradient and of its norm."""
     return exact(seeded(make), tokens(), mode=mode)
 
 
-@tried(29, "weights tied", ("exact", "refused"), *[(make, "functorch") for make in TIED])
+@attack(29, "weights tied", ("exact", "refused"), *[(make, "functorch") for make in TIED])
 def tied_weights_by_opacus_hooks(make, mode):
-    """Opacus' hooks see uses by modules alone; others are refused by the gradient check."""
+    """Opacus' hooks see only uses by modules; the gradient check refuses others."""
     try:
         return exact(seeded(make), tokens(), mode=mode)
     except ValueError:
         return refused(lambda: Setup(seeded(make)(), tokens(), mode=mode))
 
 
-@tried(29, "a layer called twice", "exact", *MODES)
+@attack(29, "a layer called twice", "exact", *MODES)
 def called_twice(mode):
     """The gradients of both calls belong to one example."""
     return exact(seeded(Twice), data(12, 5), mode=mode)
@@ -284,7 +293,7 @@ def retained_plain(setup, inputs, targets):
 PLAIN = [extra_backward, gradients_by_hand, penalty, retained_plain]
 
 
-@tried(
+@attack(
     30,
     "another backward pass",
     "exact",
@@ -295,9 +304,9 @@ def another_backward(step, mode):
     return exact(small_model, data(12, 5), mode=mode, step=step)
 
 
-@tried(30, "another backward pass", ("exact", "refused"), *[(step, "functorch") for step in PLAIN])
+@attack(30, "another backward pass", ("exact", "refused"), *[(step, "functorch") for step in PLAIN])
 def another_backward_with_opacus_hooks(step, mode):
-    """Opacus' hooks are on the model itself: what they record besides the batch is refused, by its count."""
+    """Opacus' hooks on the model itself record extra rows, which are counted and refused."""
     try:
         return exact(small_model, data(12, 5), mode=mode, step=step)
     except (RuntimeError, ValueError, IndexError):
@@ -342,8 +351,15 @@ def added_losses(setup, inputs, targets):
     setup.optimizer.step()
 
 
-@tried(30, "two losses", "exact", (two_losses, "hooks"), (added_losses, "hooks"), (added_losses, "ghost"),
-       (added_losses, "functorch"))  # fmt: skip
+TWO_LOSSES = [
+    (two_losses, "hooks"),
+    (added_losses, "hooks"),
+    (added_losses, "ghost"),
+    (added_losses, "functorch"),
+]
+
+
+@attack(30, "two losses", "exact", *TWO_LOSSES)
 def several_losses(step, mode):
     """The gradient of an example is that of both losses, clipped once."""
     return exact(small_model, data(12, 5), mode=mode, step=step, loss=both)
@@ -357,9 +373,9 @@ def two_private_passes(setup, inputs, targets):
     setup.optimizer.step()
 
 
-@tried(30, "one batch in two private backward passes", "refused", *MODES)
+@attack(30, "one batch in two private backward passes", "refused", *MODES)
 def one_batch_twice(mode):
-    """Twice the rows of the batch that was handed over: counted, and refused."""
+    """Twice as many rows as examples in the batch: refused."""
     setup = Setup(small_model(), data(12, 5), mode=mode)
     return refused(lambda: two_private_passes(setup, *next(iter(setup.loader))), setup)
 
@@ -390,9 +406,9 @@ MIXED = {
 }
 
 
-@tried(36, "mixed dtypes", "exact", *[(name, mode) for name in MIXED for mode in MODES])
+@attack(36, "mixed dtypes", "exact", *[(name, mode) for name in MIXED for mode in MODES])
 def mixed_dtypes(name, mode):
-    """The dtype is looked at for each tensor. With low precision the loop's own gradients are good to 1 %."""
+    """Each tensor has its dtype. In low precision the loop's own gradients are accurate to 1 %."""
     low = any(d in (torch.bfloat16, torch.float16) for d in MIXED[name])
     make = seeded(lambda: Cast(*MIXED[name]))
     return exact(
@@ -424,7 +440,7 @@ def autocast_loss(model, inputs, targets):
         return cross_entropy(model, inputs, targets)
 
 
-@tried(
+@attack(
     36,
     "autocast",
     "exact",
@@ -433,13 +449,19 @@ def autocast_loss(model, inputs, targets):
 def autocast(step, mode):
     """Products of norms and sums are float32 under autocast too."""
     return exact(
-        small_model, data(12, 5), mode=mode, step=step, loss=autocast_loss, double=False, tolerance=2e-2,
+        small_model,
+        data(12, 5),
+        mode=mode,
+        step=step,
+        loss=autocast_loss,
+        double=False,
+        tolerance=2e-2,
         same_shape=True,
-    )  # fmt: skip
+    )
 
 
 class LowPrecisionProducts(TorchDispatchMode):
-    """A machine whose float32 products are in bfloat16, unless the flags forbid it. (CPUs seldom have such.)"""
+    """Emulates a machine whose float32 products are in bfloat16 unless the flags forbid it."""
 
     PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv, torch.ops.aten.addmm)
 
@@ -453,7 +475,7 @@ class LowPrecisionProducts(TorchDispatchMode):
 
 
 def with_low_precision_products(run):
-    """``run()`` on such a machine, with the flags that ask for it."""
+    """``run()`` on such a machine, with the flags that allow it."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
@@ -475,7 +497,7 @@ class Wide(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Gradients of examples that no product has rounded already."""
+    """Per-example gradients that no product has rounded before."""
 
     def __init__(self):
         super().__init__()
@@ -485,14 +507,14 @@ class Scaled(nn.Module):
         return x * self.scale
 
 
-@tried(
+@attack(
     36,
     "products in low precision (emulated)",
     "exact",
     *[(make, mode) for make in (Wide, Scaled) for mode in MODES],
 )
 def low_precision_products(make, mode):
-    """The flag is not used for sums. Inputs are such that bfloat16 rounds each up, by 0.36 %: more than the margin."""
+    """Sums ignore the flag. bfloat16 would round each input up by 0.36 %, more than the margin."""
     x = torch.full((64, 256), 1 + 2**-8 + 2**-12) * data(64, 256).sign()
 
     def run():
@@ -508,14 +530,14 @@ def low_precision_products(make, mode):
 # Row 37: examples that are not finite
 
 
-@tried(
+@attack(
     37,
     "an example with NaN",
     "exact",
     *[(value, mode) for value in ("nan", "inf") for mode in MODES],
 )
 def not_finite(value, mode):
-    """It contributes nothing, and tensors as long as the batch stay in order."""
+    """The example contributes nothing, and tensors of batch length stay in order."""
 
     class AsManyAsExamples(nn.Module):
         def __init__(self):
@@ -535,9 +557,9 @@ def not_finite(value, mode):
 # Row 45: float64
 
 
-@tried(45, "a float64 model", "exact", *MODES)
+@attack(45, "a float64 model", "exact", *MODES)
 def float64_model(mode):
-    """The sum is exact, and what is released has no digit that float32 does not have."""
+    """The sum is exact, and released values have float32 digits only."""
     make = seeded(lambda: small_model().double())
     found = exact(make, data(12, 5).double(), mode=mode)
     setup = Setup(make(), data(12, 5).double(), mode=mode, noise_multiplier=1e4)

@@ -1,6 +1,6 @@
-"""Attacks on a private training, through make_private as a user would, and what may happen to them.
+"""Attacks on a private training through make_private, and their outcomes.
 
-`tried` registers an attack. What it returns says what happened: `exact`, `refused`, `warned`, or neither.
+`attack` registers an attack. Its outcome is `exact`, `refused` or `warned`, or it succeeded.
 """
 
 import functools
@@ -20,7 +20,7 @@ from antiphase.torch.noise_run import row_of
 
 MODES = ("hooks", "functorch", "ghost")
 CLIP = 0.1
-TOLERANCE = 1e-4  # of a released sum, relative
+TOLERANCE = 1e-4  # relative, of a released sum
 
 
 class Outcome(NamedTuple):
@@ -32,10 +32,10 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Attack:
     row: int
     what: str
-    asked: tuple[str, ...]
+    expected: tuple[str, ...]
     run: Callable[[], Outcome]
 
     def __str__(self):
@@ -47,26 +47,21 @@ class Attempt:
         return self.run()
 
 
-ATTEMPTS: list[Attempt] = []
+ATTACKS: list[Attack] = []
 
 
-def tried(row, what, asked, *cases):
-    """Register a function that takes one of the ``cases`` (nothing, if there are none)."""
+def attack(row, what, expected, *cases):
+    """Register an attack for each of the ``cases``, which are arguments of the function."""
 
     def register(function):
         for case in cases or [None]:
             arguments = case if isinstance(case, tuple) else () if case is None else (case,)
-            words = ", ".join(
-                [
-                    what,
-                    *[
-                        a if isinstance(a, str) else getattr(a, "__name__", repr(a))
-                        for a in arguments
-                    ],
-                ]
-            )
-            kinds = (asked,) if isinstance(asked, str) else tuple(asked)
-            ATTEMPTS.append(Attempt(row, words, kinds, functools.partial(function, *arguments)))
+            names = [
+                a if isinstance(a, str) else getattr(a, "__name__", repr(a)) for a in arguments
+            ]
+            title = ", ".join([what, *names])
+            kinds = (expected,) if isinstance(expected, str) else tuple(expected)
+            ATTACKS.append(Attack(row, title, kinds, functools.partial(function, *arguments)))
         return function
 
     return register
@@ -80,7 +75,7 @@ def targets_for(count):
 
 
 class Setup:
-    """A training whose batches are ``inputs``, all in one; if ``trusted``, on whatever is handed to `step`."""
+    """A training whose one batch is ``inputs``; if ``trusted``, `step` takes any batch."""
 
     def __init__(
         self,
@@ -106,9 +101,19 @@ class Setup:
         if trusted:
             options["participation"] = "trusted"
         made = self.engine.make_private(
-            module=model, optimizer=self.inner, criterion=self.criterion, data_loader=loader, grad_sample_mode=mode,
-            **{"noise_multiplier": 1e-2, "max_grad_norm": CLIP, "steps": 6, "target_delta": 1e-9, **options},
-        )  # fmt: skip
+            module=model,
+            optimizer=self.inner,
+            criterion=self.criterion,
+            data_loader=loader,
+            grad_sample_mode=mode,
+            **{
+                "noise_multiplier": 1e-2,
+                "max_grad_norm": CLIP,
+                "steps": 6,
+                "target_delta": 1e-9,
+                **options,
+            },
+        )
         self.module, self.optimizer, self.loader = made[0], made[1], made[-1]
         self.criterion = made[2] if len(made) == 4 else self.criterion
         self._sums = {}
@@ -129,7 +134,7 @@ class Setup:
     def released(self):
         """The sum of the last step without its row of noise, in float64.
 
-        Gradients of parameters in low precision are rounded after the noise: of these, the sum before it.
+        Gradients in low precision are rounded after the noise; for these, the sum before it.
         """
         release = self.optimizer.release
         row, found = row_of(release, release.position - 1), []
@@ -164,13 +169,29 @@ def plain(setup, inputs, targets):
     setup.step(inputs, targets)
 
 
-# What happened
+# Outcomes
 
 
-def exact(make, inputs, targets=None, mode="hooks", *, step=plain, loss=cross_entropy, tolerance=TOLERANCE,
-          double=True, left_out=(), same_shape=False, which=None, **options):  # fmt: skip
-    """Whether the released sum without noise is that of a loop over batches of one, in float64 unless not ``double``,
-    and whether leaving an example out moves it by at most the clip norm. Examples ``left_out`` contribute nothing."""
+def exact(
+    make,
+    inputs,
+    targets=None,
+    mode="hooks",
+    *,
+    step=plain,
+    loss=cross_entropy,
+    tolerance=TOLERANCE,
+    double=True,
+    left_out=(),
+    same_shape=False,
+    which=None,
+    **options,
+):
+    """Compare the released sum without noise with a loop over batches of one.
+
+    Leaving an example out must also move the sum by at most the clip norm. Examples ``left_out``
+    contribute nothing. The loop is in float64 if ``double``.
+    """
     targets = targets_for(len(inputs)) if targets is None else targets
     setup = Setup(make(), inputs, targets, mode, **options)
     reference = make().double() if double else make()
@@ -196,9 +217,10 @@ def exact(make, inputs, targets=None, mode="hooks", *, step=plain, loss=cross_en
 def contributions(
     make, inputs, targets=None, mode="hooks", *, step=plain, which=None, same_shape=False, **options
 ):
-    """By how many clip norms the released sum moves when an example is left out, for the first, last, and middle.
+    """How far the released sum moves if an example is left out, in clip norms.
 
-    If ``same_shape``, it is replaced by one that is not finite: layers in low precision round by the batch size.
+    For the first, the last and the middle example, or those in ``which``. If ``same_shape``, the
+    example becomes non-finite instead, for layers whose rounding depends on the batch size.
     """
     targets = targets_for(len(inputs)) if targets is None else targets
     sums = {}
@@ -216,9 +238,9 @@ def contributions(
 
 
 def refused(action, setup=None, *more):
-    """Whether ``action()`` raises an error of ours (or ValueError) before anything is released or the model moves.
+    """Whether ``action()`` raises an error of ours before a release or a change of the model.
 
-    ``more`` are errors of Opacus or torch that will do as well.
+    ``more`` are errors of Opacus or torch that are accepted too.
     """
     before = None if setup is None else (setup.optimizer.release.drawn, setup.weights())
     try:
@@ -233,7 +255,7 @@ def refused(action, setup=None, *more):
 
 
 def warned(action, words):
-    """Whether ``action()`` warns with these words."""
+    """Whether ``action()`` issues a warning that contains ``words``."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         action()
@@ -254,7 +276,7 @@ def tokens(count=12, length=6, vocabulary=9, seed=0):
 
 
 def seeded(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Always the same model."""
+    """``make`` with a fixed seed."""
 
     @functools.wraps(make)
     def made() -> Any:
