@@ -1,4 +1,4 @@
-r"""`Objective`: which iterates matter, as the weight ``Λ`` in ``sens(C)²·‖ΛB‖_F²``.
+r"""`Objective`: which iterates matter, as ``Λ`` in ``sens(C)²·‖ΛB‖_F²``.
 
 An `Objective` turns a workload into its `root`, a matrix ``M`` with ``MᵀM = W``, so that the error
 of an encoder ``C`` is ``sens(C)²·‖M C⁻¹‖_F² = sens(C)²·tr(W X⁻¹)``. For most objectives ``M = ΛA``.

@@ -9,7 +9,7 @@ from scipy.signal import lfilter
 
 import antiphase as ap
 from antiphase.objective import Average
-from antiphase.theory import bounds, sequences
+from antiphase.theory import bounds, lower_bounds, sequences
 from antiphase.theory.bounds import Constants
 from tests import reference
 from tests.theory.test_bounds import factored, rise_and_fall, variances
@@ -387,14 +387,14 @@ def test_measured_noise_lies_between_lower_and_upper_bound(shown):
         for name, low, closed, make in (
             (
                 "dp-sgd",
-                bounds.pgd_lower_bound(steps, c),
-                bounds.pgd_noise(steps, c),
+                lower_bounds.pgd_lower_bound(steps, c),
+                lower_bounds.pgd_noise(steps, c),
                 bounds.pgd_bound,
             ),
             (
                 "anti-pgd",
-                bounds.anti_pgd_lower_bound(c),
-                bounds.anti_pgd_noise(steps, c),
+                lower_bounds.anti_pgd_lower_bound(c),
+                lower_bounds.anti_pgd_noise(steps, c),
                 bounds.anti_pgd_bound,
             ),
         ):
@@ -471,13 +471,14 @@ def test_the_virtual_sequence_of_pgd_grows(shown):
         c = Constants(L, step / L, sigma)
         for steps in (math.ceil(2 * math.log(4) / step), 2000, 100_000):
             least = min(
-                least, bounds.pgd_virtual_noise(steps, c) / (step / L * step * sigma**2 * steps / 8)
+                least,
+                lower_bounds.pgd_virtual_noise(steps, c) / (step / L * step * sigma**2 * steps / 8),
             )
     rng, rate, paths = np.random.default_rng(3), 0.1, 4000
     z = sigma * rng.normal(size=(400, paths))
     x = sequences.iterates(lambda x: L * x, np.zeros(paths), np.cumsum(z, axis=0), rate)
     virtual = L / 2 * np.square(sequences.virtual_iterates(x, np.cumsum(z, axis=0), rate)[-1])
-    expected = bounds.pgd_virtual_noise(400, Constants(L, rate, sigma))
+    expected = lower_bounds.pgd_virtual_noise(400, Constants(L, rate, sigma))
     off = abs(virtual.mean() - expected) / (virtual.std() / math.sqrt(paths))
     real = L / 2 * np.square(x[-1]).mean()
     shown(

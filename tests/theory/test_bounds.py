@@ -10,7 +10,7 @@ import antiphase as ap
 from antiphase.factorizations.dense import Dense
 from antiphase.factorizations.toeplitz import Toeplitz
 from antiphase.objective import Average, Restarts
-from antiphase.theory import bounds, sequences
+from antiphase.theory import bounds, lower_bounds, sequences
 from antiphase.theory.bounds import Constants
 from antiphase.theory.decoder_norms import DecoderNorms
 from tests import reference
@@ -214,7 +214,10 @@ def test_noise_on_one_curvature_in_closed_form(step):
     """PGD, Anti-PGD and PGD's virtual sequence on f = (L/2)‖x‖², against dense matrices."""
     steps, L = 60, 2.0
     c = Constants(L, step / L, 3.0)
-    for name, closed in (("dp-sgd", bounds.pgd_noise), ("anti-pgd", bounds.anti_pgd_noise)):
+    for name, closed in (
+        ("dp-sgd", lower_bounds.pgd_noise),
+        ("anti-pgd", lower_bounds.anti_pgd_noise),
+    ):
         f = ap.design(name, steps=steps)
         dense = L / 2 * 9 * variances(f, L, step / L) / f.sensitivity**2
         for t in (1, 2, steps):
@@ -223,7 +226,7 @@ def test_noise_on_one_curvature_in_closed_form(step):
         lambda x: L * x, np.zeros(steps), np.tril(np.ones((steps, steps))), step / L
     )  # Z = I
     virtual = sequences.virtual_iterates(x, np.tril(np.ones((steps, steps))), step / L)
-    assert bounds.pgd_virtual_noise(steps, c) == pytest.approx(
+    assert lower_bounds.pgd_virtual_noise(steps, c) == pytest.approx(
         L / 2 * 9 * np.square(virtual[-1]).sum(), rel=1e-11
     )
 
@@ -259,7 +262,7 @@ def test_conditions_are_checked_and_reported():
     with pytest.raises(ValueError, match="about Anti-PGD alone"):
         bounds.anti_pgd_bound(f, slow)
     with pytest.raises(ValueError, match="at least log 2"):
-        bounds.pgd_lower_bound(10, slow)
+        lower_bounds.pgd_lower_bound(10, slow)
     with pytest.raises(ValueError, match="plain gradient descent"):
         bounds.convex_bound(ap.design("dp-mf", workload=ap.Workload.sgd(8, momentum=0.5)), slow)
     with pytest.raises(ValueError, match="smoothness = -1"):

@@ -1,4 +1,4 @@
-"""Factorizations ``A = B C``: how an encoder is stored and what can be asked of it."""
+"""Factorizations ``A = B C``: how encoders are stored, and their properties."""
 
 from antiphase.factorizations.base import Factorization
 

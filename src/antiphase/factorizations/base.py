@@ -1,4 +1,4 @@
-"""`Factorization`: a workload as ``A = B C``, with its sensitivity, error and certified gap."""
+"""`Factorization`: a workload as ``A = B C``, its sensitivity and certified gap."""
 
 from __future__ import annotations
 

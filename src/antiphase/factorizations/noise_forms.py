@@ -1,4 +1,4 @@
-"""Short recurrences for rows of ``C⁻¹Z``, where a factorization has one of its own."""
+"""Special recurrences for rows of ``C⁻¹Z`` that factorizations may offer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""`Toeplitz`: encoders that are the same at every step, with columns of norm 1 if asked for.
+r"""`Toeplitz`: encoders that are the same at every step.
 
 Where the workload is the same at every step, ``B = A C⁻¹`` is Toeplitz too: error and variances
 take O(T log T).

@@ -1,4 +1,4 @@
-r"""`Tree`: tree aggregation (DP-FTRL), noise on the nodes of a binary tree over the steps.
+r"""`Tree`: tree aggregation (DP-FTRL), noise on the nodes of a binary tree.
 
 ``H`` has a row for each node, a dyadic range of steps that ends by step T. An estimator reads
 prefix sums off the nodes: it is a matrix ``B`` with ``B H = S``. *Plain* adds the nodes in the

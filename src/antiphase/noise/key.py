@@ -1,4 +1,4 @@
-"""`Key`: the secret that all noise of a run is a function of, and the runs made with it.
+"""`Key`: the secret that all noise is derived from, and its runs.
 
 Whoever has the key can subtract the noise. So it comes from the operating system, is stored in a
 file of its own that only its owner can read, and never appears in a repr, a log, a pickle or a

@@ -1,4 +1,6 @@
-r"""Standard normals as a function of subkey, step, lane and place: AES counter mode, Box–Muller.
+r"""Standard normals from AES in counter mode, by the method of Box and Muller.
+
+A normal is a function of the subkey, the step, the lane and its place.
 
 A *chunk* is 1,024 normals from 256 AES blocks, at the counter ``lane·2¹¹² + step·2⁶⁴ + 256·chunk``.
 Of each pair of 32-bit words, 40 bits make the radius (so it reaches 7.5 standard deviations) and 24

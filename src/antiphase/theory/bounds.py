@@ -1,4 +1,4 @@
-r"""Convergence bounds of gradient descent with correlated noise, with their constants.
+r"""Convergence bounds of gradient descent with correlated noise.
 
 Throughout ``x_{t+1} = x_t − γ(∇f(x_t) + (b_{t+1} − b_t)ᵀZ)`` for ``t = 0 … T−1`` (paper, §3), f is
 L-smooth, the rows of ``Z`` are independent with mean 0, and averages are over ``t = 0 … T``.
@@ -269,7 +269,7 @@ def convex_bound(factorization: Factorization, constants: Constants) -> Converge
     source = "fresh noise in the virtual sequence (convex)"
     f, n = _plain(factorization, constants), factorization.steps + 1
     distance, gamma = constants.needed("distance", source), constants.learning_rate
-    conditions = (_step_below_one(source, constants),)
+    conditions = (step_below_one(source, constants),)
     unit = gamma * constants.noise_length**2 / (2 * n)
     parts = _stale_and_fresh(f, constants.step / (1 - constants.step), unit)
     return ConvergenceBound(source, VALUE, distance**2 / (2 * gamma * n), parts, conditions)
@@ -287,7 +287,7 @@ def fresh_nonconvex_bound(factorization: Factorization, constants: Constants) ->
     """
     source = "fresh noise in the virtual sequence (non-convex)"
     f, gap = _plain(factorization, constants), constants.needed("gap", source)
-    conditions = (_step_below_one(source, constants),)
+    conditions = (step_below_one(source, constants),)
     n = (f.steps + 1) * (1 - constants.step)
     parts = _stale_and_fresh(f, constants.step, constants.step * constants.noise_length**2 / n)
     optimization = 2 * gap / (constants.learning_rate * n)
@@ -417,60 +417,6 @@ def _convex(
     return ConvergenceBound(source, VALUE, optimization, parts, conditions)
 
 
-# ---- exact noise on f = (L/2)‖x‖²: these bounds cannot be improved ----------------------------
-
-
-def pgd_noise(steps: int, constants: Constants) -> float:
-    """Return the noise in ``E f(x_T)`` under PGD on ``f = (L/2)‖x‖²``, exactly (appendix E).
-
-    ``noise_length`` is σ, here and below.
-    """
-    return anti_pgd_lower_bound(constants) * _geometric((1 - constants.step) ** 2, steps)
-
-
-def anti_pgd_noise(steps: int, constants: Constants) -> float:
-    """Return the noise in ``E f(x_T)`` under Anti-PGD on ``f = (L/2)‖x‖²``, exactly.
-
-    The coefficient of ``z_j`` in ``x_T`` is ``γ²L(1 − γL)^{T−1−j}`` for j < T (appendix E has
-    another for ``z₁``).
-    """
-    earlier = constants.step**2 * _geometric((1 - constants.step) ** 2, steps - 1)
-    return anti_pgd_lower_bound(constants) * (1 + earlier)
-
-
-def pgd_virtual_noise(steps: int, constants: Constants) -> float:
-    """Return the exact noise in ``E f(x̃_T)`` for PGD's plain virtual sequence.
-
-    At least ``γ²Lσ²T/8`` for ``T ≥ 2 log 4/(γL)`` (appendix E): it grows without limit, while that
-    of ``x_T`` does not.
-    """
-    rho = 1 - constants.step
-    total = (
-        (steps - 1) - 2 * rho * _geometric(rho, steps - 1) + rho**2 * _geometric(rho**2, steps - 1)
-    )
-    return anti_pgd_lower_bound(constants) * total
-
-
-def pgd_lower_bound(steps: int, constants: Constants) -> float:
-    """Return ``γσ²/8``, a lower bound on `pgd_noise` for ``T ≥ log 2/(γL)`` (appendix E)."""
-    source = "the lower bound for PGD (appendix E)"
-    _step_below_one(source, constants)
-    least = math.log(2) / constants.step
-    if steps < least:
-        raise ValueError(f"steps = {steps}: {source} needs at least log 2/(γL) = {least:.1f}")
-    return constants.learning_rate * constants.noise_length**2 / 8
-
-
-def anti_pgd_lower_bound(constants: Constants) -> float:
-    """Return ``γ²Lσ²/2``, a lower bound on `anti_pgd_noise` (appendix E)."""
-    return constants.step * constants.learning_rate * constants.noise_length**2 / 2
-
-
-def _geometric(ratio: float, terms: int) -> float:
-    """The sum ``1 + ratio + …`` of this many terms."""
-    return float(terms) if ratio == 1 else (1 - ratio**terms) / (1 - ratio)
-
-
 # ---- conditions -------------------------------------------------------------------------------
 
 
@@ -512,7 +458,8 @@ def _step_at_most(source: str, c: Constants, most: float) -> str:
     return f"γL = {c.step:.3g} ≤ {most:g}"
 
 
-def _step_below_one(source: str, c: Constants) -> str:
+def step_below_one(source: str, c: Constants) -> str:
+    """Return the condition ``γL < 1`` in words; raise ValueError if it does not hold."""
     if c.step >= 1:
         raise ValueError(
             f"learning_rate × smoothness = {c.step:.4g}: {source} needs it below 1, so a "

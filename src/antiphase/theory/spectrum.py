@@ -1,4 +1,4 @@
-"""`Spectrum`: the curvatures of a loss, and how many directions each stands for."""
+"""`Spectrum`: the curvatures of a loss with their multiplicities."""
 
 from __future__ import annotations
 
