@@ -5,13 +5,13 @@
     python -m tests.mutation FILE…        every mutant of these files
     python -m tests.mutation --stale      list entries of survivors.md that are out of date
 
-prints a table by file and the survivors. It fails if less than 90 % were killed, if survivors.md has
-no reason for a survivor, or if a test fails without a mutant.
+prints a table by file and the survivors. It fails if less than 90 % were killed, if survivors.md
+has no reason for a survivor, or if a test fails without a mutant.
 
-First, the lines that each test executes are measured. Then a forked process for each mutant imports
-antiphase with it and runs the tests that execute its line until one fails: first those that killed
-other mutants of its file, then the fastest. A mutant that no test has killed after BUDGET seconds of
-processor time has survived.
+First, the lines that each test executes are measured. Then a forked process for each mutant
+imports antiphase with it and runs the tests that execute its line until one fails: first those
+that killed other mutants of its file, then the fastest. A mutant that no test has killed after
+BUDGET seconds of processor time has survived.
 """
 
 import argparse
