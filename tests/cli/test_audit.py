@@ -184,4 +184,4 @@ def test_a_file_that_does_not_run_is_an_error(run, tmp_path):
         *_, error, verdict = done.err.splitlines()
         assert error == last
         assert verdict == f"error: mine.py raised {last.split(':')[0]}; there was no audit"
-        assert "importlib" not in done.err
+        assert str(Path(cli.__file__).parents[1]) not in done.err

@@ -27,7 +27,8 @@ app = typer.Typer(
     name="antiphase",
     help="Differentially private training with correlated noise.",
     epilog="Exit codes: 0 done; 1 the answer is no (a check of verify fails, audit has an alarm); "
-    "2 error (wrong usage, invalid value, missing or damaged file, bug); 130 Ctrl-C.",
+    "2 error (wrong usage, invalid value, missing or damaged file, bug); 130 Ctrl-C. "
+    "ANTIPHASE_TRACEBACK=1 in the environment shows the traceback of every error.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -139,15 +139,12 @@ def _user_function(file: Path, name: str) -> Callable[..., Any]:
     module.__file__ = str(file)
     sys.path.insert(0, str(file.parent))
     sys.modules[file.stem] = module  # dataclasses look it up
-    _reporting_errors(str(file), _run_file)(file, module)
+    code = _reporting_errors(str(file), compile)(file.read_bytes(), str(file), "exec")
+    _reporting_errors(str(file), exec)(code, module.__dict__)
     function: object = getattr(module, name, None)
     if not callable(function):
         raise ValueError(f"{file} has no function {name!r}")
     return function
-
-
-def _run_file(file: Path, module: ModuleType) -> None:
-    exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)  # noqa: S102  (the user's)
 
 
 def _reporting_errors(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,10 +155,9 @@ def _reporting_errors(name: str, function: Callable[..., Any]) -> Callable[..., 
             return function(*arguments)
         except (Exception, SystemExit) as error:
             if error.__traceback__ is not None:
-                error.__traceback__ = error.__traceback__.tb_next  # without this function
-            raise UserCodeError(
-                f"{name} raised {type(error).__name__}; there was no audit"
-            ) from error
+                error.__traceback__ = error.__traceback__.tb_next  # without this frame
+            message = f"{name} raised {type(error).__name__}; there was no audit"
+            raise UserCodeError(message) from error
 
     return call
 

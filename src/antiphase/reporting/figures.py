@@ -77,13 +77,8 @@ def _lines(chart: Lines) -> Any:
     for region in chart.regions:
         axes.axvspan(region.low, region.high, color=LIGHT_PAGE["rule"], alpha=0.45, linewidth=0)
         middle = float(np.clip(x_axis.place([region.low, region.high]), 0, 1).mean())
-        style: Any = {
-            "ha": "center",
-            "va": "top",
-            "fontsize": FONT_SIZE,
-            "color": LIGHT_PAGE["muted"],
-        }
-        axes.text(middle, 0.98, region.label, transform=axes.transAxes, **style)
+        text = axes.text(middle, 0.98, region.label, transform=axes.transAxes, fontsize=FONT_SIZE)
+        text.set(ha="center", va="top", color=LIGHT_PAGE["muted"])
     for series in chart.series:
         _curve(axes, series, x_axis)
     axes.set(xscale="log" if x_axis.log else "linear", yscale="log" if y_axis.log else "linear")
@@ -105,11 +100,8 @@ def _lines(chart: Lines) -> Any:
 
 def _curve(axes: Any, series: Series, x_axis: Axis) -> None:
     colour = COLOURS.get(series.name, OTHER)
-    style: dict[str, Any] = {
-        "color": colour,
-        "linewidth": 2.2,
-        "linestyle": (0, (5, 3)) if series.dashed else "-",
-    }
+    dashes = (0, (5, 3)) if series.dashed else "-"
+    style: dict[str, Any] = {"color": colour, "linewidth": 2.2, "linestyle": dashes}
     if not marked(series):
         keep = thinned(np.nan_to_num(x_axis.place(series.x)), series.y, MAX_POINTS)
         x, y = series.x[keep], series.y[keep]
@@ -119,24 +111,11 @@ def _curve(axes: Any, series: Series, x_axis: Axis) -> None:
             error = series.error[keep]
             axes.fill_between(x, y - error, y + error, color=colour, alpha=0.18, lw=0)
         return
+    style |= {"marker": "" if series.dashed and series.line else "o", "markersize": 6}
     if not series.line:
-        style |= {
-            "linestyle": "",
-            "markerfacecolor": LIGHT_PAGE["ground"],
-            "markeredgewidth": 1.6,
-            "zorder": 3,
-        }
-    marker = "" if series.dashed and series.line else "o"
-    axes.errorbar(
-        series.x,
-        series.y,
-        series.error,
-        marker=marker,
-        markersize=6,
-        capsize=4,
-        elinewidth=1.4,
-        **style,
-    )
+        ground = LIGHT_PAGE["ground"]
+        style |= {"linestyle": "", "markerfacecolor": ground, "markeredgewidth": 1.6, "zorder": 3}
+    axes.errorbar(series.x, series.y, series.error, capsize=4, elinewidth=1.4, **style)
 
 
 def _label_ends(axes: Any, series: Iterable[Series], y_axis: Axis) -> None:
@@ -194,7 +173,6 @@ def _heading(figure: Any, title: str) -> None:
 
 def _note(figure: Any, note: str) -> None:
     if note:
-        text = textwrap.fill(
-            note.replace(" = ", "\xa0=\xa0"), int(NOTE_LETTERS_PER_INCH * figure.get_figwidth())
-        )
+        width = int(NOTE_LETTERS_PER_INCH * figure.get_figwidth())
+        text = textwrap.fill(note.replace(" = ", "\xa0=\xa0"), width)
         figure.supxlabel(text, x=0.01, ha="left", fontsize=FONT_SIZE, color=LIGHT_PAGE["muted"])
