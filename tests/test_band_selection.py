@@ -1,4 +1,4 @@
-"""The best number of bands: estimates that agree with the accountant, and a search that misses nothing."""
+"""Band selection: estimates agree with the accountant, and the search misses nothing."""
 
 import math
 
@@ -14,15 +14,12 @@ from antiphase.sensitivity import sensitivity
 pytestmark = pytest.mark.slow
 
 RATE = 0.02
-PROMISE = {
-    "epsilon": 1.0,
-    "delta": 1e-6,
-}  # tables of the privacy loss are short where noise is large
+BUDGET = {"epsilon": 1.0, "delta": 1e-6}  # tables of the privacy loss are short for large noise
 
 
 @pytest.fixture(scope="module")
 def found():
-    return ap.select_bands(steps=32, sampling=CyclicPoisson(RATE), **PROMISE)
+    return ap.select_bands(steps=32, sampling=CyclicPoisson(RATE), **BUDGET)
 
 
 @pytest.mark.slow
@@ -30,7 +27,7 @@ def found():
     ("rate", "rounds", "epsilon", "delta"),
     [(0.01, 2048, 1.0, 1e-6), (0.08, 256, 1.0, 1e-6), (1.0, 3, 2.0, 1e-5)],
 )
-def test_estimates_are_those_of_the_accountant(rate, rounds, epsilon, delta):
+def test_estimates_agree_with_the_accountant(rate, rounds, epsilon, delta):
     s = accounting.poisson_noise_multiplier(epsilon, delta, sampling_rate=rate, steps=rounds)
     assert band_selection.estimated_noise_multiplier(epsilon, delta, rate, rounds) == pytest.approx(
         s, rel=2e-4
@@ -46,22 +43,22 @@ def test_an_estimate_is_never_below_what_the_accountant_tabulates():
         band_selection.estimated_noise_multiplier(1e-9, 1e-300, 1.0, 100)
 
 
-def test_the_mechanism_keeps_its_promise_and_the_record_is_true(found):
+def test_the_mechanism_and_the_trials_are_correct(found):
     m = found.mechanism
     assert (m.sampling, m.factorization.bands) == (CyclicPoisson(RATE), found.bands)
-    assert 0.99 * PROMISE["epsilon"] < m.epsilon() <= PROMISE["epsilon"]
+    assert 0.99 * BUDGET["epsilon"] < m.epsilon() <= BUDGET["epsilon"]
     assert [t.bands for t in found.trials] == sorted({t.bands for t in found.trials})
     assert found.expected_noise == min(t.expected_noise for t in found.trials)
-    for t in found.trials:  # by the matrices: columns of norm 1 at most, all iterates alike
+    for t in found.trials:  # by the matrices: columns of norm at most 1
         f = ap.design("toeplitz", steps=32, bands=t.bands)
         column = sensitivity(f.encoder(), ap.once())
         assert t.error == pytest.approx(column**2 * (f.decoder() ** 2).sum(), rel=1e-6)
 
 
-def test_what_is_expected_is_what_compare_finds(found):
+def test_expected_noise_agrees_with_compare(found):
     from antiphase.comparison import Candidate, Setting, compare
 
-    setting = Setting.of(32, sampling=CyclicPoisson(RATE), **PROMISE)
+    setting = Setting.of(32, sampling=CyclicPoisson(RATE), **BUDGET)
     (entry,) = compare(
         setting, [Candidate("toeplitz", {"bands": found.bands})], measure=False
     ).entries
@@ -69,7 +66,7 @@ def test_what_is_expected_is_what_compare_finds(found):
     assert 32 * entry.average**2 == pytest.approx(found.expected_noise, rel=1e-9)
 
 
-def test_the_best_is_better_than_what_it_stands_between(found):
+def test_the_best_is_better_than_its_neighbours(found):
     by_bands = {t.bands: t.expected_noise for t in found.trials}
     assert 1 < found.bands < 32
     assert {found.bands - 1, found.bands + 1, 1} <= set(by_bands)
@@ -78,8 +75,8 @@ def test_the_best_is_better_than_what_it_stands_between(found):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(band_selection.BAND_OPTIONS))
-def test_every_family_is_searched_as_if_nothing_were_left_out(name, monkeypatch):
-    """Against all numbers of bands, by the same estimates: as many steps as have many divisors."""
+def test_the_search_finds_the_best_of_all_numbers(name, monkeypatch):
+    """Against all numbers of bands by the same estimates; the steps have many divisors."""
     monkeypatch.setattr(
         band_selection,
         "estimated_noise_multiplier",
@@ -95,8 +92,8 @@ def test_every_family_is_searched_as_if_nothing_were_left_out(name, monkeypatch)
 
 
 @pytest.mark.slow
-def test_one_band_is_dp_sgd_on_poisson_samples():
-    """So little privacy to lose that amplification is worth more than cancelling."""
+def test_one_band_is_dp_sgd_with_poisson_sampling():
+    """For so small an ε amplification gains more than correlation."""
     found = ap.select_bands(steps=16, sampling=CyclicPoisson(0.1), epsilon=0.3, delta=1e-3)
     assert (found.bands, found.mechanism.factorization.name, found.mechanism.sampling) == (
         1,
@@ -134,12 +131,12 @@ def test_no_group_is_asked_for_more_than_it_has():
 
 
 @pytest.mark.slow
-def test_workload_and_objective_are_designed_and_judged_for():
-    """With momentum, and where the last iterate counts most."""
+def test_workload_and_objective_are_respected():
+    """With momentum, and with most weight on the last iterate."""
     workload = ap.Workload.sgd(24, momentum=0.9)
     last = ap.objective.Average(final_weight=10.0)
     found = ap.select_bands(
-        "toeplitz", workload=workload, objective=last, sampling=CyclicPoisson(0.04), **PROMISE
+        "toeplitz", workload=workload, objective=last, sampling=CyclicPoisson(0.04), **BUDGET
     )
     f = found.mechanism.factorization
     assert f.workload == workload
@@ -170,11 +167,11 @@ def test_workload_and_objective_are_designed_and_judged_for():
 )
 def test_bad_input_is_named(more, error, said):
     with pytest.raises(error, match=said):
-        ap.select_bands(**({"steps": 8, "sampling": CyclicPoisson(0.1), **PROMISE} | more))
+        ap.select_bands(**({"steps": 8, "sampling": CyclicPoisson(0.1), **BUDGET} | more))
 
 
-def test_what_is_tried_next_is_written_out():
-    """Two neighbours to either side, the middles of the gaps, and where ⌈steps/p⌉ changes twice."""
+def test_candidates_are_neighbours_middles_and_corners():
+    """Two neighbours on either side, middles of the gaps, and two corners of ⌈steps/p⌉."""
     neighbours = {6, 7, 8, 9, 10}
     corners = {math.ceil(100 / rounds) for rounds in (11, 12, 13, 14, 15)}
     assert band_selection._near(8, 100, [1, 2, 4, 8, 16, 32]) == neighbours | corners | {6, 12}
@@ -185,8 +182,8 @@ def test_what_is_tried_next_is_written_out():
 
 
 @pytest.mark.parametrize(("epsilon", "rounds"), [(8.0, 1), (20.0, 2), (50.0, 3)])
-def test_estimates_below_one_are_found_too(epsilon, rounds):
-    """With everyone in every batch, rounds are Gaussian mechanisms, whose noise has a closed form."""
+def test_estimates_below_one_are_accurate(epsilon, rounds):
+    """At rate 1 rounds are Gaussian mechanisms, whose noise has a closed form."""
     likely = band_selection.estimated_noise_multiplier(epsilon, 1e-5, 1.0, rounds)
     exact = accounting.gaussian_noise_multiplier(epsilon, 1e-5) * math.sqrt(rounds)
     assert poisson.MIN_POISSON_NOISE_MULTIPLIER < likely < 1

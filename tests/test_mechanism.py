@@ -24,8 +24,8 @@ def test_a_run_is_one_gaussian_mechanism(f):
     assert m.rho() == pytest.approx(0.5 / m.noise_multiplier**2)
 
 
-def test_the_encoders_scale_does_not_matter():
-    """An encoder twice as large has twice the sensitivity and twice the noise before, the same noise after."""
+def test_the_scale_of_the_encoder_does_not_matter():
+    """A doubled encoder doubles sensitivity and uncorrelated noise, and leaves the same noise."""
     f = ap.design("anti-pgd", steps=9)
     assert ap.calibrate(f, noise_multiplier=1.0).noise_scale == pytest.approx(3.0)  # sens² = T
     assert ap.calibrate(f, noise_multiplier=1.0).epsilon(1e-6) == accounting.gaussian_epsilon(
@@ -46,7 +46,7 @@ def test_replacing_a_record_costs_twice(f):
 
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-mf", "dp-mf+", "tree", "sqrt-toeplitz"])
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_what_is_released_so_far_costs_no_more_than_the_plan(name, epochs):
+def test_first_rows_cost_no_more_than_the_plan(name, epochs):
     m = ap.calibrate(ap.design(name, steps=12, epochs=epochs), epsilon=2.0, delta=1e-6)
     spent = [m.epsilon(rows=rows) for rows in range(13)]
     assert spent[0] == 0.0
@@ -56,13 +56,13 @@ def test_what_is_released_so_far_costs_no_more_than_the_plan(name, epochs):
 
 
 @pytest.mark.parametrize("estimator", ["full", "online", "plain"])
-def test_a_tree_charged_by_nodes_pays_for_its_first_rows(estimator):
+def test_epsilon_of_a_tree_charged_by_nodes_covers_its_first_rows(estimator):
     f = ap.design("tree", steps=13, estimator=estimator, sensitivity="nodes", epochs=2)
     assert_rows_are_paid_for(ap.calibrate(f, epsilon=2.0, delta=1e-6), exact=False)
 
 
 def assert_rows_are_paid_for(m, exact):
-    """ε of the first rows is that of the encoder's leading block, or above."""
+    """ε of the first rows is at least that of the leading block of the encoder."""
     f = m.factorization
     for rows in range(1, f.steps):
         # the safe bound of a leading block may exceed that of the whole, which holds for it too
@@ -82,8 +82,8 @@ def test_blocks_know_what_their_first_rows_cost():
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
-def test_runs_with_noise_of_their_own_add_up(f, adjacency):
-    """Each run is a Gaussian mechanism; together they are one whose noise multiplier is (Σ 1/ratio²)^-½."""
+def test_runs_with_independent_noise_compose(f, adjacency):
+    """Runs compose to one Gaussian mechanism with noise multiplier ``(Σ 1/s²)^-½``."""
     m = ap.calibrate(f, noise_multiplier=1.5, delta=1e-6, adjacency=adjacency)
     for runs in ([24, 7], [24, 24, 24], [3, 24, 0, 11]):
         ratios = [
@@ -119,7 +119,7 @@ def test_poisson_samples():
 
 
 def test_delta_is_the_inverse_of_epsilon_also_for_the_first_rows(f):
-    """δ at the ε of some rows is the δ that the ε was computed for; of no rows it is 0."""
+    """δ at the ε of some rows is the δ it was computed for; it is 0 for no rows."""
     m = ap.calibrate(f, noise_multiplier=1.5, delta=1e-6)
     for rows in (1, 8, 9, 24):
         epsilon = m.epsilon(rows=rows)
@@ -131,7 +131,7 @@ def test_delta_is_the_inverse_of_epsilon_also_for_the_first_rows(f):
 
 
 def test_defaults_are_a_clip_norm_of_1_and_numbers_are_floats(f):
-    """Numbers of other types are stored as floats, so that the digest does not depend on their type."""
+    """Numbers are stored as floats, so that the digest does not depend on their type."""
     m = ap.Mechanism(f, np.float32(2), target_delta=np.float64(1e-6))
     assert m.clip_norm == 1.0
     assert ap.calibrate(f, noise_multiplier=2.0).clip_norm == 1.0
@@ -140,7 +140,7 @@ def test_defaults_are_a_clip_norm_of_1_and_numbers_are_floats(f):
 
 
 def test_mechanisms_are_compared_by_identity_and_can_be_keys(f):
-    """Equality of arrays is not one truth value; digests are what is compared."""
+    """Compare digests instead: equality of arrays has no single truth value."""
     one, other = (ap.calibrate(f, noise_multiplier=1.0) for _ in range(2))
     assert one == one
     assert one != other
@@ -149,7 +149,7 @@ def test_mechanisms_are_compared_by_identity_and_can_be_keys(f):
 
 
 def test_a_damaged_mechanism_is_refused_as_a_file_error(f, tmp_path):
-    """What the file lacks, or holds besides, is told with the path, and never by another exception."""
+    """The error names the path, whatever is missing or superfluous."""
     content = ap.calibrate(f, noise_multiplier=1.0)._content()
     for change, words in (
         ({"noise_multiplier": -1.0}, "not a valid mechanism"),
@@ -178,7 +178,7 @@ def test_save_and_load(f, tmp_path):
     assert isinstance(ap.load(tmp_path / "f"), ap.Factorization)
 
 
-def test_the_digest_knows_everything_the_noise_depends_on(f):
+def test_the_digest_covers_everything_the_noise_depends_on(f):
     m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-6)
     others = [
         dataclasses.replace(m, noise_multiplier=1.1),
@@ -193,12 +193,13 @@ def test_the_digest_knows_everything_the_noise_depends_on(f):
     assert ap.calibrate(f, noise_multiplier=1.0, delta=1e-6).digest == m.digest
 
 
-def test_a_mechanism_is_frozen_and_says_what_it_is(f):
+def test_a_mechanism_is_frozen_and_has_a_readable_repr(f):
     m = ap.calibrate(f, epsilon=3.0, delta=1e-6)
     with pytest.raises(dataclasses.FrozenInstanceError):
         m.noise_multiplier = 0.1
     assert repr(m) == (
-        f"<Mechanism dp-mf+, 24 steps, 3 epochs of 8 steps: noise multiplier {m.noise_multiplier:.6g}, clip norm 1, "
+        f"<Mechanism dp-mf+, 24 steps, 3 epochs of 8 steps: noise multiplier "
+        f"{m.noise_multiplier:.6g}, clip norm 1, "
         "ε = 3 at δ = 1e-06, zero-out>"
     )
     assert "μ = 1" in repr(ap.calibrate(f, noise_multiplier=1.0))
@@ -275,7 +276,7 @@ def test_bad_input_is_named(call, words):
         call()
 
 
-def test_add_remove_is_offered_with_slots_by_hash():
+def test_add_remove_is_allowed_with_hash_slots():
     m = ap.calibrate(
         MF, noise_multiplier=1.0, adjacency="add-remove", sampling=ap.sampling.HashSlots()
     )

@@ -8,11 +8,11 @@ from antiphase.participation import Epochs, Once, epochs, from_epochs, min_separ
     ("participation", "steps"),
     [(once(), 7), (epochs(3, 4), 12), (epochs(3, 4), 10), (min_separation(3, 2), 11)],
 )
-def test_classes_partition_the_steps(participation, steps):
+def test_patterns_partition_the_steps(participation, steps):
     assert sorted(np.concatenate(participation.patterns(steps)).tolist()) == list(range(steps))
 
 
-def test_a_short_last_epoch_leaves_some_out():
+def test_a_short_last_epoch_has_shorter_patterns():
     assert [len(c) for c in epochs(3, 4).patterns(10)] == [3, 3, 2, 2]
 
 
@@ -39,7 +39,7 @@ def test_patterns_keep_the_limits_that_the_participation_states(participation):
         assert participation.steps_per_epoch in (None, participation.separation)
 
 
-def test_steps_and_epochs_say_enough():
+def test_from_epochs():
     assert from_epochs(10, 1) == Once()
     assert from_epochs(12, 3) == Epochs(3, 4)
     assert from_epochs(11, 3) == Epochs(3, 4)

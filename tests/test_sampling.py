@@ -1,4 +1,4 @@
-"""What sampling is worth, against dp-accounting; and what is refused."""
+"""Sampling schemes: their accountants against dp-accounting, and what is refused."""
 
 import dp_accounting
 import numpy as np
@@ -16,18 +16,18 @@ STEPS, TAU, RATE, DELTA = 32, 4, 0.05, 1e-5
 
 
 def banded(participation=None):
-    """Block-diagonal, and so of τ bands."""
-    who = participation or ap.min_separation(STEPS // TAU, apart=TAU)
-    return ap.design("dp-mf+", steps=STEPS, tau=TAU, participation=who)
+    """A block-diagonal encoder, which has τ bands."""
+    participation = participation or ap.min_separation(STEPS // TAU, apart=TAU)
+    return ap.design("dp-mf+", steps=STEPS, tau=TAU, participation=participation)
 
 
 def amplified(**more):
-    how = {
+    arguments = {
         "noise_multiplier": 1.0,
         "delta": DELTA,
         "sampling": ap.sampling.CyclicPoisson(RATE),
     }
-    return ap.calibrate(banded(), **(how | more))
+    return ap.calibrate(banded(), **(arguments | more))
 
 
 def by_dp_accounting(s, rate, steps):
@@ -40,9 +40,7 @@ def test_cyclic_poisson_is_dp_sgd_of_fewer_rounds():
     m = amplified()
     assert m.factorization.bands == TAU
     assert m.epsilon() == pytest.approx(by_dp_accounting(1.0, TAU * RATE, STEPS // TAU), rel=1e-6)
-    assert m.noise_scale == pytest.approx(
-        sensitivity(m.factorization.encoder(), ap.once())
-    )  # one column at a time
+    assert m.noise_scale == pytest.approx(sensitivity(m.factorization.encoder(), ap.once()))
     assert m.epsilon(rows=TAU + 1) == pytest.approx(by_dp_accounting(1.0, TAU * RATE, 2), rel=1e-6)
     assert m.epsilon_of_runs([STEPS, STEPS]) == pytest.approx(
         by_dp_accounting(1.0, TAU * RATE, 2 * STEPS // TAU), rel=1e-6
@@ -59,7 +57,7 @@ def of_bands(name, apart=TAU):
     )
 
 
-def test_the_noise_is_for_the_largest_column():
+def test_noise_is_scaled_by_the_largest_column_norm():
     m = of_bands("toeplitz")
     norms = np.linalg.norm(m.factorization.encoder(), axis=0)
     assert norms.min() < 0.9 * norms.max()
@@ -67,8 +65,8 @@ def test_the_noise_is_for_the_largest_column():
 
 
 @pytest.mark.parametrize("apart", [TAU, TAU // 2])
-def test_there_are_as_many_groups_as_bands_however_often_a_record_may_come(monkeypatch, apart):
-    """What the accountant is asked; a group that comes once more than others counts."""
+def test_there_are_as_many_groups_as_bands_for_any_participation(monkeypatch, apart):
+    """By the arguments of the accountant; the group with most steps counts."""
     monkeypatch.setattr(
         poisson,
         "poisson_epsilon",
@@ -82,13 +80,13 @@ def test_there_are_as_many_groups_as_bands_however_often_a_record_may_come(monke
 
 
 def asked(monkeypatch):
-    """Let the accountant answer with the sampling rate and the number of steps it was asked about."""
+    """Let the accountant return the sampling rate and the number of steps of the question."""
     for name in ("poisson_epsilon", "poisson_delta"):
         monkeypatch.setattr(poisson, name, lambda *_, sampling_rate, steps: (sampling_rate, steps))
 
 
-def test_poisson_samples_are_accounted_for_step_by_step(monkeypatch):
-    """One group of everyone: the rate as it is, and as many rounds as rows, of all runs together."""
+def test_poisson_sampling_is_accounted_for_step_by_step(monkeypatch):
+    """One group: the rate is unchanged, and there are as many rounds as rows in all runs."""
     asked(monkeypatch)
     f = ap.design("dp-sgd", steps=STEPS, epochs=4)
     m = ap.calibrate(f, noise_multiplier=1.0, delta=DELTA, sampling=ap.sampling.Poisson(RATE))
@@ -109,8 +107,8 @@ def test_groups_of_each_run_are_rounded_up_on_their_own(monkeypatch):
     assert m.delta(1.0, rows=TAU + 1) == (TAU * RATE, 2)
 
 
-def test_rates_up_to_one_are_offered():
-    """Everyone in every batch, or in every batch of the group; the sensitivity of one step is exact."""
+def test_rates_up_to_one_are_allowed():
+    """Every record in every batch, of the dataset or of its group."""
     f = ap.design("dp-sgd", steps=4)
     everyone = ap.calibrate(f, noise_multiplier=2.0, delta=DELTA, sampling=ap.sampling.Poisson(1.0))
     assert everyone.sampling.rate == 1.0
@@ -129,7 +127,7 @@ def test_calibration_is_safe():
 
 
 def test_columns_of_a_group_share_no_row():
-    """What the reduction rests on, by the matrix itself."""
+    """The assumption of the reduction, by the matrix itself."""
     C = banded().encoder()
     for group in range(TAU):
         columns = C[:, group::TAU]
@@ -137,7 +135,7 @@ def test_columns_of_a_group_share_no_row():
         np.testing.assert_allclose(gram, np.diag(np.diagonal(gram)), atol=1e-15)
 
 
-def test_balls_in_bins_is_between_nothing_and_no_amplification():
+def test_balls_in_bins_epsilon_is_below_that_without_amplification():
     f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
     plain = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2)
     hidden = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampling=ap.sampling.BallsInBins())
@@ -148,8 +146,8 @@ def test_balls_in_bins_is_between_nothing_and_no_amplification():
     assert "bounded by Monte Carlo sampling" in str(hidden.statement()).replace("\n", " ")
 
 
-def test_a_bin_is_the_sum_of_its_columns_and_every_look_has_its_share_of_failure(monkeypatch):
-    """Inner products of the bins' sums; the chances to fail of 16 looks add up to the one stated."""
+def test_bins_sum_their_columns_and_certificates_share_the_failure_probability(monkeypatch):
+    """The Gram matrix of the bins; the failure probabilities of 16 certificates add up."""
     f = ap.design("sqrt-toeplitz", steps=9, epochs=3)
     m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampling=ap.sampling.BallsInBins())
     C = f.encoder()
@@ -181,7 +179,7 @@ def test_balls_in_bins_calibration_is_safe():
     assert m.noise_multiplier < ap.calibrate(f, epsilon=2.0, delta=1e-2).noise_multiplier
 
 
-def test_files_keep_the_sampler(tmp_path):
+def test_files_keep_the_sampling_scheme(tmp_path):
     f = ap.design("sqrt-toeplitz", steps=8, epochs=2)
     for m in (
         amplified(),
@@ -269,7 +267,7 @@ def test_a_rate_is_given_exactly_where_there_is_one(name, rate, words):
         sampling.parse(name, rate)
 
 
-def test_users_of_a_federation_are_no_samples():
+def test_federated_servers_refuse_amplified_mechanisms():
     from antiphase.federated import Server
 
     m = ap.calibrate(

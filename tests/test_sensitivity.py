@@ -10,7 +10,10 @@ from tests import brute_force
 
 
 def random_case(rng):
-    """A random lower-triangular encoder (signed, some none negative, some repelling) and a participation."""
+    """A random lower-triangular encoder and a participation.
+
+    Entries are signed, non-negative, or such that all columns have negative inner products.
+    """
     steps = int(rng.integers(1, 9))
     C = np.tril(rng.normal(size=(steps, steps)))
     if rng.random() < 0.25:
@@ -26,7 +29,7 @@ def random_case(rng):
 
 
 def shortfall(cases, compute=sensitivity, seed=1):
-    """The worst relative shortfall below brute force, and the worst error where exactness is claimed."""
+    """Worst relative shortfall below brute force, and worst error where `is_exact` holds."""
     rng = np.random.default_rng(seed)
     below = wrong = 0.0
     claims = 0
@@ -48,8 +51,8 @@ def test_never_below_brute_force():
     assert claims >= 50
 
 
-def test_signs_alone_would_be_too_small():
-    """For X = I − 0.4(11ᵀ − I) signs reach 3.8, vectors at 120° reach 4.2, and Σ|X| is 5.4."""
+def test_one_dimensional_gradients_are_not_the_worst_case():
+    """X = I − 0.4(11ᵀ − I): signs reach 3.8, vectors at 120° reach 4.2, and Σ|X| is 5.4."""
     X = np.eye(3) * 1.4 - 0.4
     C = np.linalg.cholesky(X[::-1, ::-1]).T[::-1, ::-1]
     participation, rng = epochs(3, every=1), np.random.default_rng(0)
@@ -64,8 +67,8 @@ def test_signs_alone_would_be_too_small():
     assert shortfall(150, signs_only)[0] > 1e-3, "the check must notice a maximum over signs only"
 
 
-def test_the_transposed_factor_is_noticed():
-    """cholesky(X) has the Gram matrix of rows, not of columns: its sensitivity is not that of X."""
+def test_row_norms_are_not_column_norms():
+    """cholesky(X) has X as the Gram matrix of its rows, so another sensitivity."""
     assert shortfall(150, lambda C, p: sensitivity(C.T, p))[0] > 1e-3
 
 
@@ -92,7 +95,7 @@ def test_few_bands_make_a_minimum_separation_exact():
 
 
 def test_a_minimum_separation_costs_what_the_bound_says():
-    """max over patterns π of Σ_{i∈π} u_i, where u_i is the largest Σ_{i'∈π'} |X_ii'| of a pattern π' with i in it."""
+    """``max_π Σ_{i∈π} u_i``, with ``u_i`` the largest ``Σ_{i'∈π'} |X_ii'|`` of a pattern of i."""
     rng = np.random.default_rng(5)
     for _ in range(40):
         steps, count, apart = (int(rng.integers(1, high)) for high in (9, 5, 5))
@@ -103,8 +106,8 @@ def test_a_minimum_separation_costs_what_the_bound_says():
         assert sensitivity(C, participation) ** 2 == pytest.approx(bound, rel=1e-12)
 
 
-def test_what_is_called_exact():
-    """One participation always; a fixed order unless a cross term is more negative than the tolerance."""
+def test_is_exact_only_where_the_bound_is_attained():
+    """One participation always; a fixed order unless a cross term is negative."""
     for participation in (once(), min_separation(1, 1)):
         assert is_exact(np.array([[1.0, 1.0], [0.0, 1.0]]), participation)
     assert is_exact(np.eye(4), epochs(2, every=2), tolerance=0.0)
@@ -122,14 +125,14 @@ def test_what_is_called_exact():
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_columns_that_cancel_are_an_upper_bound_at_every_scale(scale):
-    """Equal gradients reach nothing there, or a little less in floats."""
+    """Equal gradients cancel there, up to rounding."""
     C = np.array([[0.7, -0.3, -0.4]]) * scale
     assert sensitivity(C, epochs(3, every=1)) == pytest.approx(1.4 * scale)
     assert not is_exact(C, epochs(3, every=1))
 
 
 class NoGram:
-    """Columns too many for their Gram matrix; neighbours share a row."""
+    """Columns too many for a Gram matrix; adjacent ones share a row."""
 
     steps, reach = 6, 2
 
@@ -140,13 +143,13 @@ class NoGram:
         raise MemoryError
 
 
-def test_one_participation_needs_the_norms_alone():
+def test_one_participation_needs_only_the_norms():
     for participation in (once(), min_separation(1, 2), min_separation(3, 6)):
         assert sensitivity(NoGram(), participation) ** 2 == pytest.approx(6.0)
 
 
-def test_columns_that_share_no_row_need_no_products():
-    """Their squares add up, over the whole of the worst pattern; with one band more the products count."""
+def test_orthogonal_columns_need_no_gram_matrix():
+    """Squared norms of the worst pattern add up; with one more band, cross terms count."""
     for participation in (epochs(3, every=2), min_separation(3, 2)):
         assert sensitivity(NoGram(), participation) ** 2 == pytest.approx(2.0 + 4.0 + 6.0)
         assert is_exact(NoGram(), participation)
@@ -173,8 +176,8 @@ def test_many_epochs_of_a_few_bands_take_time_and_memory_in_proportion_to_the_st
     )
 
 
-def test_shifts_with_falling_coefficients_are_exact_and_others_are_not_taken_for_them():
-    """Falling: the first pattern, as close as may be, is the worst. Rising, signed or scaled ones go the long way."""
+def test_decreasing_toeplitz_encoders_are_exact_and_others_take_the_general_path():
+    """For decreasing coefficients the first and densest pattern is the worst."""
     rng = np.random.default_rng(6)
     kinds = {
         "falling": (lambda c: -np.sort(-c), False),
@@ -206,7 +209,7 @@ def test_shifts_with_falling_coefficients_are_exact_and_others_are_not_taken_for
 
 
 def test_more_participations_than_fit_cost_no_more():
-    """And no more time: a thousand million are as many as there is room for."""
+    """Nor do they take more time: 10⁹ participations are as many as fit."""
     rng = np.random.default_rng(4)
     C = np.tril(rng.normal(size=(7, 7)))
     for apart, fit in ((1, 7), (2, 4), (3, 3), (7, 1), (9, 1)):
@@ -249,6 +252,6 @@ def test_bad_input_is_named(call, words):
 
 @pytest.mark.parametrize("scale", [2.7e-162, 1e-170, 1e170])
 @pytest.mark.parametrize("participation", [once(), epochs(3, every=1), min_separation(2, 1)])
-def test_squares_that_overflow_or_underflow_are_no_sensitivity(scale, participation):
+def test_squares_that_overflow_or_underflow_are_refused(scale, participation):
     with pytest.raises(ValueError, match="out of range"):
         sensitivity(np.eye(3) * scale, participation)

@@ -38,7 +38,7 @@ def recheck(mechanism, text, folder):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_outsiders_script_is_short_and_knows_nothing_of_us():
+def test_the_recheck_script_is_short_and_does_not_import_antiphase():
     source = RECHECK.read_text()
     statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
     assert len(statements) < 120  # not lines, which depend on the formatter
@@ -49,14 +49,14 @@ def test_the_outsiders_script_is_short_and_knows_nothing_of_us():
 @pytest.mark.slow
 @pytest.mark.parametrize("make", MECHANISMS.values(), ids=MECHANISMS.keys())
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
-def test_an_outsider_comes_to_the_same_figures(make, adjacency, tmp_path):
+def test_the_recheck_script_agrees(make, adjacency, tmp_path):
     m = ap.calibrate(make(), epsilon=2.0, delta=1e-5, clip_norm=0.7, adjacency=adjacency)
     done = recheck(m, m.statement().to_json(), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
-def test_an_outsider_comes_to_the_same_figures_with_poisson_samples(tmp_path):
+def test_the_recheck_script_agrees_with_poisson_sampling(tmp_path):
     f = ap.design("dp-sgd", steps=20)
     m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5, sampling=ap.sampling.Poisson(0.1))
     assert recheck(m, m.statement().to_json(), tmp_path).returncode == 0
@@ -67,14 +67,14 @@ def test_an_outsider_comes_to_the_same_figures_with_poisson_samples(tmp_path):
     ("field", "factor"),
     [("epsilon", 0.999), ("sensitivity", 0.999), ("noise_scale", 1.01), ("noise_multiplier", 1.01)],
 )
-def test_a_statement_that_promises_too_much_is_caught(field, factor, tmp_path):
+def test_the_recheck_script_detects_a_statement_that_promises_too_much(field, factor, tmp_path):
     m = ap.calibrate(ap.design("dp-mf", steps=12, epochs=2), epsilon=2.0, delta=1e-5)
     said = json.loads(m.statement().to_json())
     said[field] *= factor
     assert recheck(m, json.dumps(said), tmp_path).returncode == 1
 
 
-def test_a_statement_for_another_mechanism_is_caught(tmp_path):
+def test_the_recheck_script_detects_a_statement_of_another_mechanism(tmp_path):
     f = ap.design("dp-mf", steps=12)
     other = ap.calibrate(f, epsilon=2.0, delta=1e-5, unit="user")
     m = ap.calibrate(f, epsilon=2.0, delta=1e-5)
@@ -83,7 +83,7 @@ def test_a_statement_for_another_mechanism_is_caught(tmp_path):
     assert "digest" in done.stdout
 
 
-def test_the_words_say_what_matters():
+def test_the_text_names_every_assumption():
     m = ap.calibrate(ap.design("dp-mf", steps=12, epochs=2), epsilon=2.0, delta=1e-5, unit="user")
     text = " ".join(str(m.statement(released=5)).split())
     for words in (
@@ -132,7 +132,7 @@ def of_a_training(**options):
 
 
 def of_several_runs():
-    """Of a training that was begun anew with fresh noise."""
+    """The statement of a training that was restarted with fresh noise."""
     from tests.torch.setting import Training
 
     first = Training(run=None)
@@ -154,18 +154,20 @@ STATEMENTS = {
     "fixed order": lambda: in_epochs().statement(),
     "fixed order, released in part": lambda: in_epochs().statement(released=3),
     "insecure": lambda: in_epochs().statement(insecure=True),
-    "hash slots": lambda: in_epochs(sampling=ap.sampling.HashSlots(), adjacency="add-remove").statement(),
+    "hash slots": lambda: in_epochs(
+        sampling=ap.sampling.HashSlots(), adjacency="add-remove").statement(),
     "poisson": lambda: dp_sgd(sampling=ap.sampling.Poisson(0.1)).statement(),
     "poisson, add-remove": lambda: dp_sgd(
         sampling=ap.sampling.Poisson(0.1), adjacency="add-remove").statement(released=2),
     "cyclic poisson": lambda: apart(sampling=ap.sampling.CyclicPoisson(0.1)).statement(),
     "balls in bins": lambda: ap.calibrate(
-        ap.design("sqrt-toeplitz", steps=8, epochs=2), noise_multiplier=1.0, delta=1e-3, sampling=ap.sampling.BallsInBins()
+        ap.design("sqrt-toeplitz", steps=8, epochs=2), noise_multiplier=1.0, delta=1e-3,
+        sampling=ap.sampling.BallsInBins(),
     ).statement(),
     "replace-one": lambda: in_epochs(adjacency="replace-one").statement(),
     "users": lambda: apart(unit="user").statement(),
     "a training": of_a_training,
-    "a training on the user's word": lambda: of_a_training(participation="trusted"),
+    "a trusted training": lambda: of_a_training(participation="trusted"),
     "several runs": of_several_runs,
     "a federated training": of_a_server,
 }  # fmt: skip
@@ -174,7 +176,7 @@ STATEMENTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("make", STATEMENTS.values(), ids=STATEMENTS)
 def test_every_statement_says_that_arithmetic_is_idealised(make):
-    """In words and as JSON, whatever was sampled, promised and released."""
+    """In the text and in JSON, for every sampling scheme, adjacency and unit."""
     made = make()
     said = json.loads(made.to_json())
     assert any("idealised real arithmetic" in caveat for caveat in said["caveats"])
@@ -182,8 +184,8 @@ def test_every_statement_says_that_arithmetic_is_idealised(make):
 
 
 @pytest.mark.slow
-def test_every_sampler_adjacency_and_unit_has_its_statement():
-    """So that a new kind is not forgotten above."""
+def test_every_sampling_scheme_adjacency_and_unit_is_covered():
+    """So that a new kind is added above."""
     made = [
         make() for name, make in STATEMENTS.items() if "training" not in name and "runs" not in name
     ]
@@ -203,7 +205,7 @@ def test_the_json_is_complete():
 
 
 def test_parameters_that_are_not_trained_are_named_up_to_ten():
-    """The words name ten of them and count the others; the JSON has all."""
+    """The text names ten of them and counts the others; the JSON has all."""
     said = ap.calibrate(ap.design("dp-sgd", steps=4), noise_multiplier=1.0).statement(1e-5)
     assert "It covers" not in str(said)
     for count, words in (
@@ -225,8 +227,8 @@ def test_parameters_that_are_not_trained_are_named_up_to_ten():
         assert json.loads(covered.to_json())["frozen_parameters"] == list(names)
 
 
-def test_the_words_have_gdp_and_zcdp_where_both_hold_and_what_is_released_before_the_end():
-    """Rounded up, 1/s for GDP and 1/(2s²) for zCDP; neither where one of them is not known."""
+def test_the_text_has_gdp_and_zcdp_and_the_released_rows():
+    """1/s for GDP and 1/(2s²) for zCDP, rounded up; neither if one is missing."""
     said = ap.calibrate(ap.design("dp-sgd", steps=4), noise_multiplier=3.0, delta=1e-5).statement(
         released=4
     )
@@ -236,8 +238,8 @@ def test_the_words_have_gdp_and_zcdp_where_both_hold_and_what_is_released_before
         assert "GDP" not in str(dataclasses.replace(said, **unknown))
 
 
-def test_what_is_released_has_the_sensitivity_of_its_rows():
-    """That of the first rows; with Poisson samples, that of one step."""
+def test_the_released_sensitivity_is_that_of_the_released_rows():
+    """That of the first rows; with Poisson sampling, that of one step."""
     f = ap.design("dp-mf", steps=12, epochs=3)
     said = ap.calibrate(f, noise_multiplier=1.0, delta=1e-5).statement(released=5)
     assert said.released_sensitivity == f.sensitivity_of(5) < said.sensitivity == f.sensitivity
@@ -258,7 +260,7 @@ def test_a_statement_cannot_be_changed_and_its_lines_fit():
     assert said.to_json().startswith('{\n  "mechanism": "dp-sgd",\n')
 
 
-def test_promises_are_never_rounded_down():
+def test_guarantees_are_never_rounded_down():
     for value in (8.0, 8.0000001, 0.12345, 1234.5678, 1e-7, 7.9999999):
         assert float(rounded_up(value)) >= value
     assert (rounded_up(8.0), rounded_up(0.12341), rounded_up(0.0)) == ("8", "0.1235", "0")

@@ -1,4 +1,4 @@
-"""What is not what it claims to be is noticed."""
+"""`verify`: designs pass, and wrong claims are detected."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ DESIGNS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), DESIGNS.values(), ids=DESIGNS)
-def test_what_we_design_is_what_it_claims(name, options):
+def test_designs_pass(name, options):
     f = ap.design(name, steps=48, **options)
     assert failing(verify(f, full=True)) == []
     for adjacency in ("zero-out", "replace-one"):
@@ -82,7 +82,7 @@ def test_poisson_batches():
     ],
 )
 def test_poisson_batches_of_small_rates(steps, rate, noise):
-    """Rényi divergences are eight times too large there; what holds is between them and losses rounded down."""
+    """Rényi divergences give eight times too much there; the lower bound does not."""
     f = ap.design("dp-sgd", steps=steps)
     m = ap.calibrate(f, noise_multiplier=noise, delta=1e-5, sampling=ap.sampling.Poisson(rate))
     assert failing(verify(m)) == []
@@ -96,8 +96,8 @@ def test_poisson_batches_of_small_rates(steps, rate, noise):
 
 
 @pytest.mark.slow
-def test_cyclic_poisson_is_judged_by_the_groups_that_the_bands_need():
-    """By another accountant: eight steps of a group that is asked for half of its records, not 32 of an eighth."""
+def test_cyclic_poisson_is_checked_with_as_many_groups_as_bands():
+    """Eight rounds at rate 1/2 rather than 32 at 1/8, by another accountant."""
     f = ap.design("banded", steps=32, bands=4, participation=ap.min_separation(8, 4))
     m = ap.calibrate(f, noise_multiplier=2.0, sampling=ap.sampling.CyclicPoisson(0.125))
     alike = ap.calibrate(
@@ -112,7 +112,7 @@ def test_cyclic_poisson_is_judged_by_the_groups_that_the_bands_need():
 def test_groups_are_counted_by_the_encoder_and_not_by_the_accountant():
     f = ap.design("banded", steps=8, bands=4, participation=ap.min_separation(2, 4))
     m = ap.calibrate(f, noise_multiplier=4.0, sampling=ap.sampling.CyclicPoisson(0.2))
-    m.accountant.__dict__["groups"] = 2  # cached there
+    m.accountant.__dict__["groups"] = 2  # the cached property
     assert failing(verify(m, delta=1e-2)) == ["ε, by another accountant"]
 
 
@@ -124,18 +124,18 @@ def test_groups_are_not_fewer_than_the_diagonals_of_the_matrix(monkeypatch):
     assert failing(_groups(m, f.encoder())) == ["groups, at least as many as diagonals"]
 
 
-def test_a_bound_above_the_error(mechanism):
+def test_a_bound_above_the_error_is_detected(mechanism):
     f = ap.design("dp-mf", steps=16, epochs=2)
     assert failing(verify(dataclasses.replace(f, bound=1.01 * f.error))) == [
         "error is above the bound"
     ]
-    # a bound that is merely too good to be true takes a search to be found out
+    # A bound between the optimum and the error takes a search to detect.
     worse = ap.design("dp-mf", steps=16, epochs=2, tolerance=0.3)
     claimed = dataclasses.replace(worse, bound=worse.error)
     assert worse.error > f.error * (1 + 1e-4)
     assert failing(verify(claimed)) == []
     assert failing(verify(claimed, full=True)) == ["bound, solved again"]
-    # one that is lower than need be is a bound all the same
+    # A bound that is lower than necessary is valid.
     assert failing(verify(dataclasses.replace(f, bound=0.5 * f.error), full=True)) == []
 
 
@@ -147,14 +147,14 @@ def test_a_bound_above_the_error(mechanism):
         ("error", 0.9, "error"),
     ],
 )
-def test_a_figure_that_is_too_small(name, wrong, noticed):
+def test_a_figure_that_is_too_small_is_detected(name, wrong, noticed):
     f = ap.design("dp-mf", steps=16, epochs=2)
-    f.__dict__[name] = wrong * getattr(f, name)  # cached there
+    f.__dict__[name] = wrong * getattr(f, name)  # the cached property
     assert noticed in failing(verify(f))
 
 
-def test_a_sensitivity_with_cancelling_signs():
-    """Columns that partly cancel: to add them up as they are would be too little."""
+def test_a_sensitivity_without_absolute_values_is_detected():
+    """Columns that partly cancel: the norm of their sum is too small."""
     f = ap.design("fourier", steps=16, participation=ap.epochs(8, every=2))
     C = f.encoder()
     assert (C.T @ C).min() < 0
@@ -165,7 +165,7 @@ def test_a_sensitivity_with_cancelling_signs():
 
 
 @pytest.mark.parametrize("wrong", ["small", "one row", "repeated", "uncorrelated"])
-def test_noise_that_is_not_what_was_promised(mechanism, monkeypatch, wrong):
+def test_wrong_noise_is_detected(mechanism, monkeypatch, wrong):
     real = ap.Mechanism.noise
 
     class Wrong:
@@ -188,7 +188,7 @@ def test_noise_that_is_not_what_was_promised(mechanism, monkeypatch, wrong):
     assert failing(verify(mechanism)) == ["noise rows"]
 
 
-def test_an_epsilon_that_is_too_small(mechanism):
+def test_an_epsilon_that_is_too_small_is_detected(mechanism):
     less = dataclasses.replace(mechanism)
     object.__setattr__(less, "epsilon", lambda delta, rows=None: 3.99)
     assert failing(verify(less)) == ["ε, by another accountant"]
@@ -197,24 +197,35 @@ def test_an_epsilon_that_is_too_small(mechanism):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("epsilon", 3.0), ("delta", 1e-9), ("digest", "0" * 64), ("noise_multiplier", 9.0), ("sensitivity", 0.5),
-        ("clip_norm", 2.0), ("adjacency", "replace-one"), ("sampler", "poisson"), ("participation", "once"),
-        ("unit", "user"), ("steps", 47), ("released_epsilon", 0.1), ("released_rows", 10**6), ("mu", None),
+        ("epsilon", 3.0),
+        ("delta", 1e-9),
+        ("digest", "0" * 64),
+        ("noise_multiplier", 9.0),
+        ("sensitivity", 0.5),
+        ("clip_norm", 2.0),
+        ("adjacency", "replace-one"),
+        ("sampler", "poisson"),
+        ("participation", "once"),
+        ("unit", "user"),
+        ("steps", 47),
+        ("released_epsilon", 0.1),
+        ("released_rows", 10**6),
+        ("mu", None),
     ],
-)  # fmt: skip
-def test_a_statement_that_was_altered(mechanism, claims, name, value):
+)
+def test_an_altered_statement_is_detected(mechanism, claims, name, value):
     (wrong,) = failing(verify(mechanism, claims | {name: value}))
     assert wrong.startswith("statement")
 
 
-def test_a_statement_of_another_mechanism_and_one_that_leaves_things_out(mechanism, claims):
+def test_statements_of_other_mechanisms_or_with_missing_fields_are_detected(mechanism, claims):
     other = ap.calibrate(mechanism.factorization, epsilon=3.0, delta=1e-6)
     assert len(failing(verify(other, claims))) == 1
     less = {k: v for k, v in claims.items() if k != "epsilon"}
     assert len(failing(verify(mechanism, less))) == 1
 
 
-def test_what_is_no_statement_is_refused(tmp_path, mechanism, claims):
+def test_files_that_are_not_statements_are_refused(tmp_path, mechanism, claims):
     for text in (
         "",
         "[]",
@@ -233,7 +244,7 @@ def test_what_is_no_statement_is_refused(tmp_path, mechanism, claims):
         verify(mechanism.factorization, claims)
 
 
-def test_a_flipped_bit_anywhere_is_refused_or_noticed(tmp_path, mechanism):
+def test_a_flipped_bit_is_refused_or_detected(tmp_path, mechanism):
     path = tmp_path / "m.antiphase"
     mechanism.save(path)
     whole = path.read_bytes()
@@ -246,10 +257,10 @@ def test_a_flipped_bit_anywhere_is_refused_or_noticed(tmp_path, mechanism):
             loaded = ap.load(path)
         except FileFormatError:
             continue
-        assert loaded.digest == mechanism.digest  # blanks in the header, say
+        assert loaded.digest == mechanism.digest  # such as blanks in the header
 
 
-def test_many_steps_are_not_looked_at_and_never_pass_for_checked(monkeypatch, mechanism):
+def test_long_mechanisms_never_pass_unchecked(monkeypatch, mechanism):
     monkeypatch.setattr(verification, "MAX_ENCODER_STEPS", 40)
     assert [check.name for check in verify(mechanism)] == [
         "error is above the bound",

@@ -1,4 +1,4 @@
-"""Balls in bins: the bound is above what integration says, and does what any δ does."""
+"""Balls-in-bins sampling: bounds are above exact values, which integration gives."""
 
 import math
 
@@ -14,8 +14,11 @@ pytestmark = pytest.mark.slow
 
 
 def exact_delta(gram, s, epsilon, nodes=400):
-    """Two bins or one, by integration: given ``w = u₁ − u₂``, ``L`` is ``u₂`` plus a constant, and the rest is the
-    closed form of one Gaussian. Independent of the code under test."""
+    """δ for one or two bins, by integration.
+
+    Given ``w = u₁ − u₂``, L is ``u₂`` plus a constant, and the rest is the closed form of one
+    Gaussian. Independent of the code under test.
+    """
     G = np.asarray(gram) / (np.max(np.diagonal(gram)) * s * s)
     if len(G) == 1:
         return accounting.gaussian_delta(s, epsilon)
@@ -23,7 +26,7 @@ def exact_delta(gram, s, epsilon, nodes=400):
 
 
 def _parts(G, mean):
-    """Of ``u ~ N(mean, G)``: w = u₁ − u₂, and u₂ given w."""
+    """Distribution of w = u₁ − u₂ and of u₂ given w, for ``u ~ N(mean, G)``."""
     var = G[0, 0] + G[1, 1] - 2 * G[0, 1]
     slope = (G[0, 1] - G[1, 1]) / var
     return mean[0] - mean[1], var, slope, mean[1], G[1, 1] - slope**2 * var
@@ -79,7 +82,7 @@ def test_one_bin_is_the_gaussian_mechanism():
     assert exact <= found <= 1.15 * exact
 
 
-def test_the_bound_is_above_and_near():
+def test_delta_bounds_are_above_and_near_the_exact_value():
     rng = np.random.default_rng(3)
     for _ in range(10):
         gram, s, epsilon = a_gram(rng), rng.uniform(0.5, 2.0), rng.uniform(0.0, 2.0)
@@ -92,11 +95,11 @@ def test_epsilon_is_certified():
     gram = np.array([[1.0, 0.3], [0.3, 0.8]])
     found = balls_in_bins.epsilon_bound(gram, 1.0, 1e-3)
     assert exact_delta(gram, 1.0, found.value) <= 1e-3
-    assert found.value <= accounting.gaussian_epsilon(1.0, 1e-3)  # hiding among bins helps
+    assert found.value <= accounting.gaussian_epsilon(1.0, 1e-3)
     assert found == balls_in_bins.epsilon_bound(gram, 1.0, 1e-3)
 
 
-def test_an_estimate_that_is_too_small_is_not_believed(monkeypatch):
+def test_an_estimate_that_is_too_small_is_corrected(monkeypatch):
     gram = np.array([[1.0, 0.3], [0.3, 0.8]])
     honest = balls_in_bins.estimated_epsilon(gram, 1.0, 1e-2)
     monkeypatch.setattr(balls_in_bins, "estimated_epsilon", lambda *_, **__: honest / 2)
@@ -104,8 +107,8 @@ def test_an_estimate_that_is_too_small_is_not_believed(monkeypatch):
     assert exact_delta(gram, 1.0, balls_in_bins.epsilon_bound(gram, 1.0, 1e-2).value) <= 1e-2
 
 
-def test_what_is_returned_was_settled_before_it_was_certified(monkeypatch):
-    """And the chances to fail of all attempts add up."""
+def test_candidates_are_chosen_before_they_are_certified(monkeypatch):
+    """The failure probabilities of all attempts add up to the stated one."""
     asked = []
 
     def third_time(gram, s, epsilon, *, failure, samples):
@@ -120,8 +123,8 @@ def test_what_is_returned_was_settled_before_it_was_certified(monkeypatch):
     assert sum(failures) <= found.failure == 1e-3
 
 
-def test_the_first_rows_are_paid_for():
-    """By what they are: the leading block of the encoder, in two bins."""
+def test_epsilon_covers_the_first_rows():
+    """Against the leading block of the encoder, in two bins."""
     f = ap.design("dp-sgd", steps=4, epochs=2)
     m = ap.calibrate(f, noise_multiplier=1.0, delta=1e-2, sampling=ap.sampling.BallsInBins())
     for rows in (2, 3, 4):
@@ -133,24 +136,27 @@ def test_the_first_rows_are_paid_for():
 
 @pytest.mark.parametrize("worse", [False, True])
 def test_the_worse_direction_counts(monkeypatch, worse):
-    """One of them is the worse wherever we looked; nothing rests on that."""
-    monkeypatch.setattr(balls_in_bins._Mixture, "excess", lambda self, epsilon, samples, rng, added: np.array(
-        [0.25 * samples if added == worse else 0.0]))  # fmt: skip
+    """Removing a record was worse wherever we looked, but the bound does not depend on it."""
+
+    def excess(self, epsilon, samples, rng, added):
+        return np.array([0.25 * samples if added == worse else 0.0])
+
+    monkeypatch.setattr(balls_in_bins._Mixture, "excess", excess)
     found = balls_in_bins.delta_bound(np.eye(2), 1.0, 1.0, samples=1 << 16).value
     assert (
         balls_in_bins.hoeffding_bound(0.25, 1 << 16, balls_in_bins.FAILURE_PROBABILITY / 2)
         <= found
         <= 0.27
-    ), "each may fail half as often as both"
+    )
 
 
-def test_more_bins_hide_better():
+def test_more_bins_amplify_more():
     several = [balls_in_bins.epsilon_bound(np.eye(count), 1.0, 1e-3).value for count in (1, 4, 16)]
     assert several[0] > several[1] > several[2]
 
 
-def test_above_is_above():
-    """0.5 of 1,000 coins: the bound's own chance, by the binomial."""
+def test_hoeffding_bounds_fail_as_rarely_as_stated():
+    """Counted for binomial means."""
     rng = np.random.default_rng(0)
     for p in (0.001, 0.1, 0.9):
         misses = sum(
@@ -164,7 +170,7 @@ def test_above_is_above():
     assert balls_in_bins.hoeffding_bound(1.0, 100, 0.01) == 1.0
 
 
-def test_above_is_on_the_safe_side_to_the_last_digit():
+def test_hoeffding_bounds_are_rounded_up():
     for mean in (0.0, 1e-5, 0.1, 0.7):
         assert (
             balls_in_bins._relative_entropy(mean, balls_in_bins.hoeffding_bound(mean, 1000, 0.01))
@@ -194,8 +200,8 @@ def test_a_delta_that_no_number_of_samples_certifies_is_refused():
         ap.calibrate(f, epsilon=1.0, delta=1e-9, sampling=ap.sampling.BallsInBins())
 
 
-def test_the_chances_to_fail_of_all_that_a_calibration_looks_at_add_up(monkeypatch):
-    """Each of at most sixteen noise multipliers has its share; after that there is no amplification."""
+def test_failure_probabilities_of_a_calibration_add_up(monkeypatch):
+    """Each of at most 16 certificates has its share; then there is no amplification."""
     asked = []
 
     def never(gram, s, delta, *, failure):
@@ -211,12 +217,12 @@ def test_the_chances_to_fail_of_all_that_a_calibration_looks_at_add_up(monkeypat
         ).noise_multiplier
         == plain
     )
-    assert 1 < len(asked) <= 17  # with the one that is reported
+    assert 1 < len(asked) <= 17  # with the certificate of the result
     assert sum(asked[:16]) <= balls_in_bins.FAILURE_PROBABILITY * (1 + 1e-12)
 
 
-def test_weights_of_far_samples_have_mean_one_and_weigh_losses_rightly():
-    """Importance sampling: E[weight] = 1, and E[weight·1{L > t}] is the chance of L > t under P."""
+def test_importance_weights_are_unbiased():
+    """E[weight] = 1, and E[weight·1{L > t}] is the probability of L > t under P."""
     mixture = balls_in_bins._Mixture(np.array([[1.0, 0.2], [0.2, 0.7]]), 1.3)
     losses, weights = mixture.importance_sampled_losses(
         1 << 18, np.random.default_rng(1), deviations=0.5
@@ -226,24 +232,24 @@ def test_weights_of_far_samples_have_mean_one_and_weigh_losses_rightly():
     assert (weights * (losses > 0.5)).mean() == pytest.approx(len(plain) / (1 << 18), abs=0.01)
 
 
-def test_no_loss_is_counted_that_was_not_drawn():
-    """Above a threshold that nothing reaches there are none; above one that all reach, as many as samples."""
+def test_losses_are_those_above_the_threshold():
+    """None above a threshold that nothing reaches; all samples above one that all reach."""
     mixture = balls_in_bins._Mixture(np.eye(2), 1.0)
     for added in (False, True):
         assert len(mixture.losses(1e3, 1000, np.random.default_rng(1), added)) == 0
         assert len(mixture.losses(-1e3, 20000, np.random.default_rng(1), added)) == 20000
 
 
-def test_products_may_differ_by_rounding_and_no_more():
-    """Within 1e-9 of symmetric is symmetric."""
+def test_gram_matrices_are_symmetric_up_to_rounding():
+    """A relative difference of 1e-9 is accepted."""
     gram = np.array([[1.0, 0.5], [0.5 * (1 + 1e-12), 1.0]])
     assert balls_in_bins.delta_bound(gram, 1.0, 1.0, samples=1 << 10).value <= 1
     with pytest.raises(ValueError, match="symmetric"):
         balls_in_bins.delta_bound(gram + np.diag([1e-6], 1), 1.0, 1.0, samples=1 << 10)
 
 
-def test_relative_entropy_of_coins_at_the_ends():
-    """log 2 for a certain coin against a fair one, either way; 0 for equal coins."""
+def test_relative_entropy_of_certain_events():
+    """log 2 for a certain event against a fair coin, either way; 0 for equal coins."""
     assert (
         balls_in_bins._relative_entropy(0.0, 0.5)
         == balls_in_bins._relative_entropy(1.0, 0.5)
@@ -254,8 +260,8 @@ def test_relative_entropy_of_coins_at_the_ends():
 
 
 @pytest.mark.parametrize(("s", "delta"), [(1.0, 1e-2), (0.7, 1e-3), (2.0, 1e-3)])
-def test_the_estimate_is_what_is_certified_and_near_the_truth(s, delta):
-    """Within three hundredths; by integration, it suffices, and nine tenths of it do not."""
+def test_the_estimate_is_near_the_certificate_and_the_exact_value(s, delta):
+    """Within 3 %; by integration the estimate suffices, and nine tenths of it do not."""
     gram = np.array([[1.0, 0.3], [0.3, 1.0]])
     likely = balls_in_bins.estimated_epsilon(gram, s, delta)
     assert likely <= balls_in_bins.epsilon_bound(gram, s, delta).value <= 1.03 * likely

@@ -51,7 +51,7 @@ FEDERATED = ("tests/federated/test_server.py", "tests/federated/test_storage.py"
 TESTS = {
     "sensitivity.py": ("tests/test_sensitivity.py", *QUICK),
     "accounting/gaussian.py": ("tests/accounting/test_gaussian.py", *AMPLIFICATION),
-    "accounting/poisson.py": ("tests/accounting/test_gaussian.py", *AMPLIFICATION),
+    "accounting/poisson.py": ("tests/accounting/test_poisson.py", *AMPLIFICATION),
     "sampling.py": AMPLIFICATION,
     "accounting/accountant.py": AMPLIFICATION,
     "accounting/cyclic_poisson.py": AMPLIFICATION,
