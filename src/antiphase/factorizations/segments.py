@@ -18,6 +18,7 @@ from antiphase._util import checks as check
 from antiphase._util import files
 from antiphase._util.checks import Array, Indices
 from antiphase.factorizations.block_sequence import BlockSequence
+from antiphase.linalg import banded
 
 FIELDS = ("delta", "r", "g", "move")
 MAX_BUFFERS = 2048
@@ -208,24 +209,33 @@ class Stream(BlockSequence[Segment]):
 
     def variances(self, P: Array, N: Array, delay: int = 0) -> Array:
         """Return the variance of every ``u_t`` with ``P u = N Z^delay y`` and ``y = C⁻¹z``."""
-        from antiphase.linalg import stream_kernels
+        earlier = P[:, 1:] if P.shape[1] > 1 else np.zeros((len(P), 1))
+        own, kept = 1.0 / P[:, :1], -(earlier / P[:, :1])[:, :, None]
+        return self.driven_variances(own, kept, banded.delay_columns(N, delay))[:, 0]
 
-        N = np.column_stack([np.zeros((len(N), delay)), N])
-        segments = [segment for _, segment in self]
+    def driven_variances(self, own: Array, kept: Array, N: Array) -> Array:
+        """Return the variances of recurrences that the noise ``y = C⁻¹z`` drives.
+
+        Args:
+            own: the coefficients of ``(N y)_t`` in each recurrence, of shape (T, n).
+            kept: the coefficients of earlier values, of shape (T, p, n).
+            N: the bands of N.
+        """
+        from antiphase.linalg import covariances  # imports Numba, which takes longer than the rest
+
+        segments, T = [segment for _, segment in self], self.steps
         m, q = (max(s.r.shape[axis] for s in segments) for axis in (1, 2))
-        arrays = {name: np.zeros((sum(len(s.live) for s in segments), m, q)) for name in FIELDS[1:]}
-        live: Any = np.full(len(P), -1)
-        fresh: Any = np.zeros(len(P), dtype=np.bool_)
+        read, gain, move = np.zeros((3, T, m, q))
+        variance, rests, fresh = np.ones(T), np.ones(T, np.bool_), np.zeros(T, np.bool_)
         fresh[self.starts] = True
-        row = 0
         for start, s in self:
-            n = len(s.live)
-            for name, array in arrays.items():
-                array[row : row + n, : s.r.shape[1], : s.r.shape[2]] = getattr(s, name)
-            live[start + s.live] = np.arange(row, row + n)
-            row += n
-        delta = np.concatenate([s.delta for s in segments])
-        P, N = np.ascontiguousarray(P), np.ascontiguousarray(N)
-        r, g, move = arrays["r"], arrays["g"], arrays["move"]
-        variances: Array = stream_kernels.variances(delta, r, g, move, live, fresh, P, N)
+            live = start + s.live
+            place = np.ix_(live, np.arange(s.r.shape[1]), np.arange(s.r.shape[2]))
+            read[place] = -s.r / s.delta[:, None, None]
+            gain[place] = s.g
+            move[place] = np.concatenate([s.move[1:], np.zeros_like(s.move[:1])])
+            variance[live], rests[live] = s.delta**-2, False
+        variances: Array = covariances.driven_variances(
+            read, variance, gain, move, rests, fresh, own, kept, N
+        )
         return variances

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from antiphase._util.checks import Array
+from antiphase.linalg.resolvents import compiled
 
-_compiled = numba.njit(cache=True, nogil=True)
 
-
-@_compiled
+@compiled
 def driven_variances(
     read: Array,
     variance: Array,
@@ -81,21 +79,21 @@ def driven_variances(
     return out
 
 
-@_compiled
+@compiled
 def _transpose(V: Array) -> None:
     for i in range(len(V)):
         for j in range(i):
             V[i, j], V[j, i] = V[j, i], V[i, j]
 
 
-@_compiled
+@compiled
 def _add_row(target: Array, i: int, factor: float, source: Array, j: int) -> None:
     """Add ``factor`` times row j of ``source`` to row i of ``target``."""
     for c in range(target.shape[1]):
         target[i, c] += factor * source[j, c]
 
 
-@_compiled
+@compiled
 def _next_value(
     U: Array, i: int, own: float, kept: Array, drive: Array, square: float, work: Array
 ) -> float:
@@ -117,7 +115,7 @@ def _next_value(
     return total
 
 
-@_compiled
+@compiled
 def _next_covariances(K: Array, r: int, own: Array, kept: Array, drive: float, work: Array) -> None:
     """The covariances of entry r of w with ``u_t`` and the earlier u."""
     p, n = kept.shape
@@ -132,7 +130,7 @@ def _next_covariances(K: Array, r: int, own: Array, kept: Array, drive: float, w
         K[r, i] = work[i]
 
 
-@_compiled
+@compiled
 def _apply_taps(drive: Array, taps: Array, rows: Array) -> None:
     """The covariances of ``(N y)_t``, from those of the y in the last rows."""
     y, lags = rows.shape[0] - 1, len(taps) - 1
@@ -142,7 +140,7 @@ def _apply_taps(drive: Array, taps: Array, rows: Array) -> None:
         _add_row(drive, 0, taps[1 + a], rows, y - lags + a)
 
 
-@_compiled
+@compiled
 def _advance(rows: Array, gain: Array, move: Array, rests: bool, work: Array) -> None:
     """Move w on: ``S ← move·S + gain·y``, unless it rests, and y among the earlier y."""
     m, q = gain.shape

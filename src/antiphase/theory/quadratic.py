@@ -276,26 +276,7 @@ def streamed_variances(stream: Stream, workload: Workload, spectrum: Array) -> A
 
     ``P_h u = N y`` is driven by the noise ``y_t = (z_t − r_tᵀS_t)/δ_t`` of the stream.
     """
-    from antiphase.linalg import covariances  # imports Numba, which takes longer than the rest
-
-    segments = [segment for _, segment in stream]
-    m, q = (max(s.r.shape[axis] for s in segments) for axis in (1, 2))
-    T = workload.steps
-    read, gain, move = np.zeros((3, T, m, q))
-    variance, rests, fresh = np.ones(T), np.ones(T, np.bool_), np.zeros(T, np.bool_)
-    fresh[stream.starts] = True
-    for start, s in stream:
-        live = start + s.live
-        place = np.ix_(live, np.arange(s.r.shape[1]), np.arange(s.r.shape[2]))
-        read[place] = -s.r / s.delta[:, None, None]
-        gain[place] = s.g
-        move[place] = np.concatenate([s.move[1:], np.zeros_like(s.move[:1])])
-        variance[live], rests[live] = s.delta**-2, False
-    own, kept, N = _recurrences(workload, spectrum)
-    variances: Array = covariances.driven_variances(
-        read, variance, gain, move, rests, fresh, own, kept, N
-    )
-    return variances
+    return stream.driven_variances(*_recurrences(workload, spectrum))
 
 
 def _recurrences(workload: Workload, spectrum: Array) -> tuple[Array, Array, Array]:
