@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from antiphase._util.checks import Array
-from antiphase.linalg.resolvents import compiled, inverse_bands
+from antiphase.linalg.resolvents import compiled
 
 
 @compiled
@@ -191,37 +191,3 @@ def norms(delta: Array, g: Array, rho: Array, weights: Array) -> tuple[Array, Ar
                     to_P[a, b] * rho[i + 1, a] * rho[i + 1, b] + weights[i] * g[i, a] * g[i, b]
                 )
     return out, of_delta, of_g, of_rho
-
-
-@compiled
-def banded(F: Array, squares: Array) -> tuple[float, Array]:
-    r"""``Σ_t squares_t·Var(u_t)`` for ``F u = z``, and its gradient by the bands ``F[t, a]``.
-
-    The covariances ``G[i, a] = Cov(u_i, u_{i−a})`` are the bands of ``(FᵀF)⁻¹``, which follow from
-    those of earlier rows; ``to[i, a]`` are their adjoints.
-    """
-    T, width = F.shape
-    q = width - 1
-    f = F / F[:, :1]
-    G = inverse_bands(f, F[:, 0] ** 2)
-    to, out, of_f = np.zeros((T, width)), np.zeros((T, width)), np.zeros(width)
-    total = 0.0
-    for i in range(T):
-        total += squares[i] * G[i, 0]
-    for i in range(T - 1, -1, -1):
-        most = min(q, i)
-        own = to[i, 0] + squares[i]
-        for b in range(1, most + 1):
-            of_f[b] = -own * G[i, b]
-            to[i, b] -= own * f[i, b]
-        for a in range(1, most + 1):
-            other = to[i, a]
-            for b in range(1, most + 1):
-                row, lag = (i - b, a - b) if b <= a else (i - a, b - a)
-                of_f[b] -= other * G[row, lag]
-                to[row, lag] -= other * f[i, b]
-        out[i, 0] = -2.0 * own / F[i, 0] ** 3
-        for b in range(1, most + 1):
-            out[i, b] = of_f[b] / F[i, 0]
-            out[i, 0] -= of_f[b] * f[i, b] / F[i, 0]
-    return total, out

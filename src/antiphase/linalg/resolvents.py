@@ -13,6 +13,10 @@ import numpy as np
 from antiphase._util.checks import Array
 
 compiled = numba.njit(cache=True, nogil=True)
+"""Decorator of compiled functions.
+
+They call functions of their own file only: the cache does not notice changes in other files.
+"""
 
 
 @compiled
@@ -173,3 +177,37 @@ def generators(
                 for b in range(q):
                     h[j, k, b] += below * move[j + 1, k, b]
     return move, g, h, x
+
+
+@compiled
+def weighted_variances(F: Array, squares: Array) -> tuple[float, Array]:
+    r"""``Σ_t squares_t·Var(u_t)`` for ``F u = z``, and its gradient by the bands ``F[t, a]``.
+
+    The covariances ``G[i, a] = Cov(u_i, u_{i−a})`` are the bands of ``(FᵀF)⁻¹``, which follow from
+    those of earlier rows; ``to[i, a]`` are their adjoints.
+    """
+    T, width = F.shape
+    q = width - 1
+    f = F / F[:, :1]
+    G = inverse_bands(f, F[:, 0] ** 2)
+    to, out, of_f = np.zeros((T, width)), np.zeros((T, width)), np.zeros(width)
+    total = 0.0
+    for i in range(T):
+        total += squares[i] * G[i, 0]
+    for i in range(T - 1, -1, -1):
+        most = min(q, i)
+        own = to[i, 0] + squares[i]
+        for b in range(1, most + 1):
+            of_f[b] = -own * G[i, b]
+            to[i, b] -= own * f[i, b]
+        for a in range(1, most + 1):
+            other = to[i, a]
+            for b in range(1, most + 1):
+                row, lag = (i - b, a - b) if b <= a else (i - a, b - a)
+                of_f[b] -= other * G[row, lag]
+                to[row, lag] -= other * f[i, b]
+        out[i, 0] = -2.0 * own / F[i, 0] ** 3
+        for b in range(1, most + 1):
+            out[i, b] = of_f[b] / F[i, 0]
+            out[i, 0] -= of_f[b] * f[i, b] / F[i, 0]
+    return total, out

@@ -123,13 +123,13 @@ class BandedSearch:
         return float(np.log(error)), slope.ravel() / error
 
     def _error(self, columns: Array) -> tuple[float, Array]:
-        from antiphase.linalg import adjoints
+        from antiphase.linalg import resolvents
 
         steps, bands = self._shape
         t, i = np.arange(steps)[:, None], np.arange(bands)
         rows = np.where(t >= i, columns[t - i, i], 0.0)
         F = banded.multiply(rows, self._inverse)[:, :steps]
-        error, of_F = adjoints.banded(F, self._squares)
+        error, of_F = resolvents.weighted_variances(F, self._squares)
         width = F.shape[1]
         slope = np.zeros(self._shape)
         for lag in range(bands):
