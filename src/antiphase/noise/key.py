@@ -338,7 +338,7 @@ class Key:
 
     def fingerprint(self) -> str:
         """Return a hash that identifies this key and version of the noise, and reveals no more."""
-        # PRIVACY: another version of the noise is another key: its rows do not cancel these.   [G12]
+        # PRIVACY: another noise version is another key: its rows do not cancel these.   [G12]
         return f"{self.subkey('fingerprint', str(NOISE_VERSION)):032x}"
 
     def subkey(self, *parts: str) -> int:
