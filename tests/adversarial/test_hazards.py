@@ -11,7 +11,6 @@ from tests.adversarial.attacks import ATTACKS
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.issue(21),
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
     pytest.mark.filterwarnings("ignore::antiphase.errors.AntiphaseWarning"),
     pytest.mark.filterwarnings("ignore:In CPU autocast"),
 ]

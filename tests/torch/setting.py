@@ -1,7 +1,6 @@
-"""A small private training that most tests start from."""
+"""A small private training for most tests."""
 
 import itertools
-import warnings
 
 import torch
 from torch import nn
@@ -9,8 +8,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import antiphase as ap
 from antiphase.torch import PrivacyEngine
-
-warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
 
 def data(size=60, width=5, seed=0):
@@ -25,7 +22,7 @@ def small_model(width=5, seed=0):
 
 
 def make_private(engine, loader, model=None, **options):
-    """``engine.make_private`` of a small model; the loader is one of our data unless given."""
+    """``engine.make_private`` of a small model; ``loader`` None is a loader of `data`."""
     model = small_model() if model is None else model
     return engine.make_private(
         module=model,
@@ -43,7 +40,7 @@ def epoch(module, optimizer, loader):
 
 
 class Training:
-    """Everything that make_private returned, and the loop."""
+    """What make_private returned, and a training loop."""
 
     def __init__(
         self,
@@ -117,7 +114,7 @@ class Training:
             yield from self.loader
 
     def run(self, steps=None):
-        """Go on for so many steps, or to the end."""
+        """Train for ``steps`` more steps, or to the end."""
         if self._batches is None:
             self._batches = self.batches()
         for batch in itertools.islice(self._batches, steps):

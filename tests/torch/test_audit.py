@@ -1,4 +1,4 @@
-"""A real training under audit: as it is, and with clipping taken out."""
+"""The audit passes a real training, and finds that one without clipping is not private."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Batches that are sampled for amplification: drawn as analysed, recorded, restored, and refused where they are not."""
+"""Sampled batches are drawn as analysed, recorded and restored; others are refused."""
 
 import random
 from functools import lru_cache
@@ -58,9 +58,12 @@ def private(mechanism, loader=None, key=None, **options):
     engine = PrivacyEngine(mechanism=mechanism, key=key)
     loader = loader or DataLoader(dataset(), batch_sampler=batch_sampler_for(mechanism, SIZE))
     made = engine.make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=loader,
-        max_grad_norm=1.0, **options,
-    )  # fmt: skip
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=loader,
+        max_grad_norm=1.0,
+        **options,
+    )
     return engine, *made
 
 
@@ -82,24 +85,22 @@ def test_a_step_samples_its_group_alone_by_independent_coins():
     groups = [set().union(*drawn[first::4]) for first in range(4)]
     assert sorted(i for group in groups for i in group) == list(
         range(1000)
-    )  # each in one group, and never in another
+    )  # each example in one group
     sizes = np.array([len(group) for group in groups])
-    assert (sizes != 250).any()  # drawn for each, not dealt in turn
+    assert (sizes != 250).any()  # random, not equal
     assert (abs(sizes - 250) < 80).all()
     counts = np.bincount(
         np.concatenate(drawn).astype(int), minlength=1000
-    )  # of 100 coins with chance 0.2 each
+    )  # 100 draws with probability 0.2 each
     assert abs(counts.mean() - 20) < 5 * 4 / np.sqrt(1000)
     assert abs(counts.var() - 16) < 4
-    assert (
-        np.var([len(batch) for batch in drawn[::4]]) > 10
-    )  # about 40: how many are drawn is left to chance too
+    assert np.var([len(batch) for batch in drawn[::4]]) > 10  # about 40: batch sizes are random too
     assert sampler.sample(7) == sampler.sample(7) != sampler.sample(11)
-    assert PoissonBatches(1000, 0.05, groups=4).sample(7) != sampler.sample(7)  # of another secret
+    assert PoissonBatches(1000, 0.05, groups=4).sample(7) != sampler.sample(7)  # another secret
 
 
 def test_groups_and_steps_use_different_random_numbers():
-    """Else the coins of that step would follow from who is in which group."""
+    """Otherwise the coins of a step would follow from the groups."""
     sampler = PoissonBatches(1000, 0.05, groups=4, secret=7)
     for step in (*range(8), *(1 << k for k in range(3, 63))):
         source = np.random.Generator(AESCounter(key=7, counter=step << 64))
@@ -138,7 +139,7 @@ def test_every_example_stays_in_one_bin():
     assert first == again
     assert sorted(np.concatenate(first).tolist()) == list(range(1000))
     sizes = np.array([len(batch) for batch in first])
-    assert sizes.std() > 0  # thrown, not dealt
+    assert sizes.std() > 0  # random, not equal
     assert list(BallsInBinsBatches(1000, 10)) != first
 
 
@@ -193,7 +194,7 @@ OTHERS = {
 @pytest.mark.parametrize("make", [cyclic, bins, independent])
 @pytest.mark.parametrize("other", OTHERS)
 def test_other_batches_are_refused(make, other):
-    """An amplified ε for batches that come about in another way."""
+    """An amplified ε does not hold for batches that are formed in another way."""
     with pytest.raises(ValueError, match="are formed in another way"):
         private(make(), OTHERS[other](dataset()))
 
@@ -211,7 +212,7 @@ def peeked(loader):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("make", [cyclic, bins, independent])
 def test_each_step_has_its_own_sample_after_unused_batches(make, workers, between):
-    """Passes for evaluation, and loops that are left while workers read ahead, put no step out of its turn."""
+    """Evaluation passes, and loops that end while workers read ahead, shift no sample."""
     mechanism = make()
     loader = DataLoader(
         dataset(), batch_sampler=batch_sampler_for(mechanism, SIZE), num_workers=workers
@@ -233,7 +234,7 @@ def test_each_step_has_its_own_sample_after_unused_batches(make, workers, betwee
 
 @pytest.mark.parametrize("make", [cyclic, bins])
 def test_a_batch_that_was_drawn_for_another_step_is_refused(make):
-    """Here by a loop that leaves batches out; what is refused must not depend on who is in them."""
+    """A loop that skips batches; the refusal must not depend on their examples."""
     engine, module, optimizer, loader = private(make())
     batches = iter(loader)
     skipped, (inputs, targets) = next(batches), next(batches)
@@ -246,7 +247,7 @@ def test_a_batch_that_was_drawn_for_another_step_is_refused(make):
 
 
 def test_what_a_mechanism_is_for_is_in_its_repr():
-    assert "cyclic-poisson" not in repr(cyclic())  # it has an ε
+    assert "cyclic-poisson" not in repr(cyclic())  # its ε is there
     assert "sampling rate 0.125" in repr(cyclic())
     assert "poisson, sampling rate 0.125" in repr(independent())
     assert "balls-in-bins" in repr(
@@ -294,7 +295,7 @@ def test_a_resumed_run_has_the_same_batches(make, tmp_path):
 
 
 def test_the_number_of_examples_of_a_step_is_limited():
-    """In a fixed order no batch is larger than the loader's; sampled ones may be, and are refused past 2 × 8 + 100."""
+    """Fixed-order batches to the batch size, sampled ones to 2 × 8 + 100."""
     assert private(independent())[0]._training.release.most_examples == 2 * 8 + 100
     fixed = ap.calibrate(ap.design("dp-mf", steps=STEPS, epochs=2), noise_multiplier=1.0)
     assert (

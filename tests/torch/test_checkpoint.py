@@ -1,4 +1,4 @@
-"""Going on after a stop: bit for bit, with the same ε, or not at all."""
+"""A run resumes bit for bit with the same ε, or is refused."""
 
 import pickle
 
@@ -19,7 +19,7 @@ from antiphase.errors import (
 from antiphase.torch import PrivacyEngine
 from tests.torch.setting import Training, data
 
-pytestmark = pytest.mark.slow  # seconds each; `make check` has test_engine.py
+pytestmark = pytest.mark.slow  # seconds each
 
 COSINE = {
     "optimizer": lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9),
@@ -62,7 +62,7 @@ def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(key, tmp_path, mec
     whole.run(stop)
     save(whole, tmp_path / "checkpoint")
     whole.run()
-    torch.manual_seed(99)  # whatever happens in between
+    torch.manual_seed(99)  # other code may use the generator
     again = training(ap.Key.load(tmp_path / "key"), mechanism=mechanism)
     load(again, tmp_path / "checkpoint")
     assert again.release.position == stop
@@ -151,7 +151,7 @@ def test_the_state_of_another_engine_is_refused_and_nothing_changed(key, tmp_pat
 
 
 def test_two_processes_that_resume_at_once_do_not_share_a_row(key, tmp_path):
-    """Each has loaded the checkpoint before the other steps; their weights differ."""
+    """Each loads the checkpoint before the other steps; their weights differ."""
     first = training(key)
     first.run(4)
     save(first, tmp_path / "checkpoint")
@@ -166,7 +166,7 @@ def test_two_processes_that_resume_at_once_do_not_share_a_row(key, tmp_path):
 
 
 def test_a_key_without_a_file_is_refused_in_another_process(tmp_path):
-    """Nothing there says which rows went out with which sums."""
+    """There is no record of which rows were released with which sums."""
     secret = bytes(range(32))
     first = training(ap.Key(secret))
     first.run(4)
@@ -180,7 +180,7 @@ def test_a_key_without_a_file_is_refused_in_another_process(tmp_path):
 
 
 def test_loading_another_run_after_a_release_is_refused(key, tmp_path):
-    """Going back within a run is allowed; loading another one would hide what was released."""
+    """Going back within a run is allowed; another run would hide what was released."""
     first, other = training(key), training(key)
     first.run(3)
     save(first, tmp_path / "first")
@@ -202,7 +202,7 @@ def test_loading_another_run_after_a_release_is_refused(key, tmp_path):
 
 @pytest.mark.issue(21)
 def test_spent_epsilon_counts_the_rows_drawn(key, tmp_path):
-    """A training that went back to step 2 has spent what was released up to step 6."""
+    """A training that goes back to step 2 has spent the rows up to step 6."""
     first = training(key)
     first.run(2)
     save(first, tmp_path / "checkpoint")
@@ -224,7 +224,7 @@ def test_a_fork_of_a_checkpoint_is_refused(key, tmp_path):
     fork = training(key)
     load(fork, tmp_path / "checkpoint")
     with torch.no_grad():
-        next(fork.model.parameters()).mul_(1.5)  # as after another learning rate
+        next(fork.model.parameters()).mul_(1.5)  # as with another learning rate
     weights = fork.weights()
     with pytest.raises(ReplayError, match="released before"):
         fork.run(1)
@@ -272,7 +272,7 @@ def test_fresh_noise_is_a_second_release(key, tmp_path):
 
 
 def test_every_run_with_fresh_noise_is_accounted_for(key, tmp_path):
-    """However often a checkpoint is gone back to, every run from it is counted, whichever of them goes on."""
+    """Every run from a checkpoint is counted, whichever of them goes on."""
     first = training(key)
     first.run(4)
     save(first, tmp_path / "checkpoint")
@@ -297,7 +297,7 @@ def test_every_run_with_fresh_noise_is_accounted_for(key, tmp_path):
 
 
 def test_spent_epsilon_counts_rows_drawn_after_the_checkpoint(key, tmp_path):
-    """Going back to step 3 of a run that drew 8 rows does not take back the other 5."""
+    """Going back to step 3 of a run that drew 8 rows still counts 8."""
     first = training(key)
     first.run(3)
     at_checkpoint = first.engine.get_epsilon(1e-5, spent=True)

@@ -1,4 +1,4 @@
-"""Which parameters the promise covers, and how they are named in messages."""
+"""Parameters outside the private optimizer are refused or frozen, by name."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.issue(21)
 
 
 def test_messages_name_the_first_parameters_and_count_the_others():
-    """Ten names, and how many more there are."""
+    """Ten names, and the number of the others."""
     every = [f"p{i}" for i in range(12)]
     assert coverage.shortened(every[:3]) == "p0, p1, p2"
     assert coverage.shortened(every[:10]) == ", ".join(every[:10])
@@ -19,7 +19,7 @@ def test_messages_name_the_first_parameters_and_count_the_others():
 
 
 def test_what_is_outside_the_optimizer_is_refused_or_frozen_by_name():
-    """A parameter that another optimizer may train."""
+    """Another optimizer may train such a parameter."""
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"optimizer: 1\.weight, 1\.bias require gradients"):

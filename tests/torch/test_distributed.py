@@ -1,4 +1,4 @@
-"""Several processes: the noise of one, the weights of one, and nobody goes on alone."""
+"""Several processes have the noise and the weights of one, and stop together."""
 
 import json
 import math
@@ -34,11 +34,11 @@ from tests.torch.setting import Training, data
 
 ROOT = Path(__file__).parents[2]
 RUN = "ab" * 16
-SECONDS = 150  # no process of these tests lives longer
+SECONDS = 150  # the time limit of each process
 
 
 class Processes:
-    """``world`` processes that do ``jobs`` one after the other; see workers/several.py."""
+    """``world`` processes that run ``jobs`` one by one; see workers/several.py."""
 
     def __init__(self, folder, world, jobs, name):
         self.folder, self.world, self.name, self.jobs = folder, world, name, len(jobs)
@@ -59,12 +59,12 @@ class Processes:
         self.until = time.monotonic() + SECONDS
 
     def wait(self):
-        """The exit codes and what was printed; whoever is late is killed."""
+        """Exit codes and output; processes that are late are killed."""
         try:
             codes = [process.wait(max(1, self.until - time.monotonic())) for process in self.all]
         finally:
             for process in self.all:
-                process.kill()  # does nothing to one that has ended
+                process.kill()  # no effect if it has ended
                 process.wait(30)
         return codes, [process.out for process in self.all]
 
@@ -86,7 +86,7 @@ FSDP = {"mode": "ghost_fsdp", "wrap": "fsdp"}
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What one process makes: rows of noise, then the trainings."""
+    """The results of one process: rows of noise, then trainings."""
     jobs = [["noise", {}], *(["train", options] for options in ({}, GHOST, LAYERS, INFINITE))]
     noise, *trained = Processes(tmp_path_factory.mktemp("alone"), 1, jobs, "alone").results()
     return noise[0], dict(
@@ -128,9 +128,11 @@ def same(tensors, others):
 def test_the_noise_of_all_processes_is_that_of_one_bit_for_bit(several, alone, request, shown):
     rows = request.getfixturevalue(several)[0]
     unlike = sum(
-        int((a != b).sum()) for of_rank in rows for row, one in zip(of_rank, alone[0], strict=True)
+        int((a != b).sum())
+        for of_rank in rows
+        for row, one in zip(of_rank, alone[0], strict=True)
         for a, b in zip(row, one, strict=True)
-    )  # fmt: skip
+    )
     numbers = sum(t.numel() for row in alone[0] for t in row)
     assert all(float(t.abs().sum()) > 0 for row in alone[0] for t in row)
     shown(f"noise of {several} processes, {numbers} numbers, unlike one process's", unlike, 0)
@@ -141,8 +143,8 @@ def test_the_noise_of_all_processes_is_that_of_one_bit_for_bit(several, alone, r
 @pytest.mark.parametrize("several", ["two", "four"])
 def test_several_processes_train_what_one_trains(several, alone, request, shown):
     trained = request.getfixturevalue(several)[1:]
-    for kind, of_ranks in zip(("hooks", "ghost", "layers", "infinite") if several == "two" else ("hooks", "ghost"),
-                              trained, strict=False):  # fmt: skip
+    kinds = ["hooks", "ghost", "layers", "infinite"][: 4 if several == "two" else 2]
+    for kind, of_ranks in zip(kinds, trained, strict=False):
         assert all(same(of_ranks[0]["weights"], other["weights"]) for other in of_ranks)
         assert {r["epsilon"] for r in of_ranks} == {alone[1][kind]["epsilon"]}
         distance = apart(of_ranks[0], alone[1][kind])
@@ -163,7 +165,7 @@ def test_each_example_is_with_one_process_once_even_if_some_have_none(alone, two
         for step, parts in enumerate(zip(*(r["seen"] for r in of_ranks), strict=True)):
             together = sorted(map(tuple, torch.cat(parts).tolist()))
             assert len(set(together)) == len(together) == (2 if step % 4 == 3 else 16)
-            if of_ranks is not two[5]:  # there the order is drawn in another way
+            if of_ranks is not two[5]:  # its order is drawn in another way
                 assert together == sorted(map(tuple, alone[1]["hooks"]["seen"][step].tolist()))
         epoch = torch.cat([x for r in of_ranks for x in r["seen"][:4]])
         assert len(epoch.unique(dim=0)) == len(epoch) == 50
@@ -191,7 +193,7 @@ def test_processes_that_disagree_all_refuse_before_anything_is_drawn(tmp_path, s
         'Use grad_sample_mode="ghost_fsdp"': {"wrap": "fsdp", "mode": "ghost", "key": first},
     }
     jobs = [["refused", {"options": options}] for options in cases.values()]
-    # Rank 1 died before it saved step 5: together these checkpoints are of no step.
+    # As if rank 1 had stopped before it saved step 5: the checkpoints do not fit.
     third = tmp_path / "third.key"
     ap.Key.generate().save(third)
     jobs.append(["train", {"key": str(third), "run": None, "save_at": {"0": [2, 5], "1": [2]}}])
@@ -217,7 +219,7 @@ def test_processes_that_disagree_all_refuse_before_anything_is_drawn(tmp_path, s
 
 @pytest.mark.slow
 def test_shards_without_one_owner_for_each_row_are_refused(tmp_path):
-    """Columns, replicas, and whatever else fully_shard can do; each process must refuse, before anything is drawn."""
+    """Columns, replicas and other layouts are refused by each process, before a draw."""
     key = tmp_path / "run.key"
     ap.Key.generate().save(key)
     rows = "every trained tensor must be divided along its first dimension"
@@ -242,9 +244,7 @@ def test_after_a_process_is_killed_all_stop_and_resume_to_the_same_weights(tmp_p
     ap.Key.generate().save(key)
     training = {"key": str(key), "run": None, "save_at": [2, 5]}
     crashed = Processes(tmp_path, 2, [["train", training | {"stop_at": [1, 6]}]], "crashed")
-    while not (
-        tmp_path / "stopped"
-    ).exists():  # rank 1 stands before step 6, and rank 0 waits for it there
+    while not (tmp_path / "stopped").exists():  # rank 1 is before step 6, and rank 0 waits for it
         assert time.monotonic() < crashed.until, crashed.wait()
         assert all(process.poll() is None for process in crashed.all), crashed.wait()
         time.sleep(0.1)
@@ -258,7 +258,7 @@ def test_after_a_process_is_killed_all_stop_and_resume_to_the_same_weights(tmp_p
     assert "process 0 of 2 lost another one, and none can go on alone" in printed
     shown("the other process stops after one is killed", f"{waited:.1f} s", "30 s (gloo's timeout)")
     assert waited < 30
-    # The same run without the accident: the same key and run, with ledgers of its own.
+    # The same run without the kill: the same key and run id, with its own ledgers.
     (run,) = [record["run"] for record in ap.Key.load(key).runs()]
     copy = tmp_path / "copy.key"
     shutil.copy(key, copy)
@@ -268,9 +268,7 @@ def test_after_a_process_is_killed_all_stop_and_resume_to_the_same_weights(tmp_p
     resumed, whole = Processes(tmp_path, 2, jobs, "resumed").results()
     for r in resumed:
         assert r["begun"] == 5
-        assert (
-            r["drawn"] == 7
-        )  # rank 0 was about to release step 6 when rank 1 died; that counts for both
+        assert r["drawn"] == 7  # rank 0 had recorded step 6 when rank 1 was killed; both count it
         assert r["run"] == run
     unlike = sum(not same(r["weights"], whole[0]["weights"]) for r in (*resumed, *whole))
     shown("ranks whose weights after kill and resume are unlike an uninterrupted run's", unlike, 0)
@@ -321,7 +319,7 @@ MECHANISMS = {
 def test_shards_of_noise_are_together_the_noise_of_one_process(name, world):
     steps = (
         72 if "drawn again" in name else 8
-    )  # beyond 64 diagonals normals are drawn again, in a small memory
+    )  # beyond 64 diagonals normals are drawn again in little memory
     participation = ap.epochs(2, steps // 2)
     factorization = ap.design(
         name.split(",")[0], workload=ap.Workload.sgd(steps), participation=participation
@@ -331,8 +329,10 @@ def test_shards_of_noise_are_together_the_noise_of_one_process(name, world):
     shapes = {"wide": (9, 700), "deep": (2500,), "small": (3, 2), "one": (1,)}
     one = NoiseStream(mechanism, key=key, run=RUN, shapes=shapes, memory=memory)
     even = [{n: rows_of(s[0], rank, world) for n, s in shapes.items()} for rank in range(world)]
-    cuts = {n: [0, *sorted(np.random.default_rng(len(n)).integers(0, s[0] + 1, world - 1).tolist()), s[0]]
-            for n, s in shapes.items()}  # fmt: skip
+    cuts = {}
+    for n, s in shapes.items():
+        inner = np.random.default_rng(len(n)).integers(0, s[0] + 1, world - 1).tolist()
+        cuts[n] = [0, *sorted(inner), s[0]]
     uneven = [{n: (c[rank], c[rank + 1]) for n, c in cuts.items()} for rank in range(world)]
     shards = [
         [
@@ -380,7 +380,7 @@ def test_every_tensor_has_one_owner(world):
 
 
 def test_too_little_memory_is_refused_by_every_process():
-    """One that refuses while others wait for it would leave them waiting."""
+    """If only one refused, the others would wait for it."""
     factorization = ap.design("dp-mf", workload=ap.Workload.sgd(8), participation=ap.epochs(2, 4))
     mechanism, key = ap.calibrate(factorization, noise_multiplier=1.0), ap.Key.insecure(3)
     shapes = {"a": (3000,), "b": (10,)}
@@ -407,7 +407,7 @@ def test_modes_that_do_not_fit_the_model_are_refused(monkeypatch):
 
 @pytest.fixture
 def pretended():
-    """Torch takes this process for the first of two; nothing comes from the other."""
+    """This process is the first of two for torch; the other does not exist."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -425,7 +425,7 @@ def test_models_that_sum_gradients_in_the_backward_pass_are_refused(pretended, w
 
 @pytest.mark.parametrize("how", ["by columns", "replicas", "each for itself"])
 def test_a_row_with_two_owners_is_refused(pretended, how):
-    """Of one row the first process has as many rows as it should, whichever way it is divided."""
+    """With one row the number of rows is right, however the tensor is divided."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     ways = {"by columns": {"shard_placement_fn": lambda _: Shard(1)}, "replicas": {"mesh": mesh}}
     net = fully_shard(nn.Linear(4, 1, bias=False), **ways.get(how, {"mesh": mesh["shard"]}))
@@ -446,7 +446,7 @@ def test_disagreement_of_one_process_of_three_is_noticed(monkeypatch):
 
 @pytest.mark.issue(21)
 def test_sums_of_processes_are_added_up_in_float64(monkeypatch):
-    """In float32, 1e8 of two processes that cancel would take the digits of the third along."""
+    """In float32, ±1e8 of two processes would cancel the digits of the third."""
 
     def all_reduce(part):
         part.add_(1e8)
@@ -497,15 +497,22 @@ def test_all_processes_must_resume_the_same_step_with_their_own_checkpoints(
 @pytest.mark.slow
 def test_the_torchrun_example_trains(tmp_path, shown):
     command = [
-        Path(sys.executable).parent / "torchrun", "--standalone", "--nproc-per-node", "2",
-        ROOT / "examples" / "torchrun.py", "--key", tmp_path / "digits.key", "--epochs", "10",
-    ]  # fmt: skip
+        Path(sys.executable).parent / "torchrun",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        ROOT / "examples" / "torchrun.py",
+        "--key",
+        tmp_path / "digits.key",
+        "--epochs",
+        "10",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ANTIPHASE_CACHE": "off"}
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("accuracy") == 1  # rank 0 speaks
+    assert done.stdout.count("accuracy") == 1  # of rank 0 alone
     accuracy = float(re.search(r"accuracy ([\d.]+)", done.stdout)[1])
     epsilon = float(re.search(r"ε = ([\d.]+)", done.stdout)[1])
     shown(

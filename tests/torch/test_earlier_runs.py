@@ -1,4 +1,4 @@
-"""Trainings under one key on the same data, and the ε of all of them together."""
+"""Trainings under one key on the same data are found, and their ε is combined."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_gaussian_runs_compose_as_one_gaussian():
 
 
 def test_an_amplified_run_and_another_share_delta():
-    """The probabilities of failure add up as ε does."""
+    """δ adds up as ε does."""
     m, other = gaussian(noise_multiplier=0.7), poisson()
     expected = m.epsilon(DELTA / 2) + other.epsilon(DELTA / 2)
     assert combined_epsilon(m, [6], [earlier(other)], DELTA) == pytest.approx(expected, rel=1e-6)

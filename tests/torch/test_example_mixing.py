@@ -39,7 +39,7 @@ def test_layers_that_mix_examples_are_refused():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_models_that_mix_examples_are_refused_in_every_mode(mode):
-    """The probe does not depend on how gradients of examples are computed."""
+    """The check does not depend on how per-example gradients are computed."""
 
     class Centred(nn.Module):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""Gradients of every kind: none contributes more than the clip norm, and noise stays what it is."""
+"""No random gradient contributes more than the clip norm, and noise is not rounded away."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.torch.setting import Training
 
 NAN, INF = float("nan"), float("inf")
 DENORMAL = [1e-45, -7e-42, 5e-39]  # of float32 and bfloat16
-TINY = [5e-324, -1e-310, 1e-200]  # of float64; for the others they are nothing
+TINY = [5e-324, -1e-310, 1e-200]  # of float64; zero in the others
 HUGE = [1e38, -3e38, -1e19]
 SPECIAL = torch.tensor(
     [NAN, INF, -INF, *HUGE, *DENORMAL, *TINY, 1e-38, 1e-20, 0.0, 1.0], dtype=torch.float64
@@ -21,7 +21,7 @@ TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 def fuzzed(generator, shape, kind, scale):
-    """Normals times ``scale``, and a share of numbers that are none, too large or too small."""
+    """Normals times ``scale``; some are NaN, too large or too small."""
     g = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
     odd = torch.rand(shape, generator=generator) < KINDS[kind]
     special = torch.tensor(DENORMAL + TINY, dtype=torch.float64) if kind == "denormal" else SPECIAL
@@ -36,8 +36,7 @@ def power(generator, low, high):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_no_gradient_contributes_more_than_the_clip_norm(dtype, kind):
-    """In every type: examples of NaN, ±∞, 1e38, denormals and ordinary numbers, in one tensor or several, scaled by
-    anything, clipped to anything: at most clip·(1 + 1e-6), finite, or nothing."""
+    """Of every dtype, scale and clip norm, with NaN, ±∞, 1e38 and denormals among them."""
     generator = torch.Generator().manual_seed(10)
     for case in range(36):
         clip = power(generator, -3, 3)
@@ -70,8 +69,7 @@ CLIPPINGS = {
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_no_example_contributes_more_than_the_clip_norm_however_it_is_clipped(dtype, clipping):
-    """Inputs and targets of every kind through a model: alone, an example adds at most the clip norm to the sum; in a
-    batch of eight, those that are not finite add nothing and take nothing from the others."""
+    """Alone at most the clip norm; in a batch, examples that are not finite add nothing."""
     low = dtype in (torch.bfloat16, torch.float16)
     generator = torch.Generator().manual_seed(11)
     torch.manual_seed(11)
@@ -113,18 +111,24 @@ def test_no_example_contributes_more_than_the_clip_norm_however_it_is_clipped(dt
                 assert float(one.norm()) <= clip * (1 + 1e-6)
                 assert finite or not one.any()
             together = summed(x, y)
-            rounded = 0.1 if low else 1e-5  # the gradients of the examples themselves are
+            rounded = 0.1 if low else 1e-5  # per-example gradients are rounded too
             assert float((together - sum(alone)).norm()) <= rounded * clip
     assert min(met.values()) > 5, "both cases were tried"
 
 
 def test_noise_survives_bfloat16():
-    """|g| = 1, σ = 1e-4, model and sums in bfloat16: the standard deviation of the noise is within 1 %."""
-    training = Training("dp-sgd", model=nn.Linear(5, 20_000), poisson_sampling=False, noise_multiplier=1e-4, epochs=1,
-                        probe=False)  # fmt: skip
+    """Gradients of 1 and noise of 1e-4: its standard deviation is within 1 %."""
+    training = Training(
+        "dp-sgd",
+        model=nn.Linear(5, 20_000),
+        poisson_sampling=False,
+        noise_multiplier=1e-4,
+        epochs=1,
+        probe=False,
+    )
     release = training.release
     release.batches = release.ledger = None
-    release.guards.clear()  # which notice that
+    release.guards.clear()  # they refuse this
     sums = [torch.ones(shape, dtype=torch.bfloat16) for shape in release.shapes.values()]
     noisy = torch.cat([t.flatten() for t in release(sums, 1)]).double() * release.divisor - 1
     expected = training.engine.mechanism.noise_scale

@@ -1,4 +1,4 @@
-"""The engine inside of other people's loops. Skipped without their packages, which `make setup` does not install."""
+"""Lightning and Hugging Face. Skipped without their packages: see `make test-integrations`."""
 
 import copy
 import time
@@ -27,7 +27,7 @@ def engine_for(mechanism="dp-mf"):
 
 
 def amplified():
-    """For cyclic Poisson samples, over as many steps as there are here."""
+    """For cyclic Poisson samples, over the steps of these tests."""
     f = ap.design(
         "toeplitz",
         steps=EPOCHS * SIZE // BATCH,
@@ -46,7 +46,7 @@ def moved(before, after):
 
 
 def check_first_step(engine, before, after, loss_of, clip=CLIP):
-    """After one step of SGD: what moved the weights is the clipped sum of single examples plus row 0, divided."""
+    """One step of SGD moved the weights by the clipped sum plus row 0, divided."""
     release = engine._training.release
     trainable = {name: p for name, p in before.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p) for name, p in trainable.items()}
@@ -81,7 +81,7 @@ class TestMissing:
         assert extra in str(error.value)
 
 
-# ---- Lightning ---------------------------------------------------------------------------------------------
+# Lightning
 
 
 @pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
@@ -140,7 +140,7 @@ class TestLightning:
         )
         assert (engine._training.release.ledger.count == EPOCHS).all()
         assert moved(before, module)
-        assert not hasattr(module.net[0].weight, "grad_sample")  # no hook is left
+        assert not hasattr(module.net[0].weight, "grad_sample")  # hooks are removed
         with pytest.raises(ValueError, match="second release"):
             trainer.fit(module, lit_loader())
 
@@ -215,7 +215,7 @@ class TestLightning:
 
     @pytest.mark.parametrize("stop", [1, 3, 4, 6])
     def test_a_checkpoint_of_lightnings_goes_on_bit_for_bit(self, pl, tmp_path, stop):
-        """Within an epoch, between two and after the last one; dropout and a schedule go on too."""
+        """Within, between and after epochs; dropout and the schedule resume too."""
         key = ap.Key.generate()
 
         def fit(ckpt_path=None, callbacks=()):
@@ -286,7 +286,7 @@ class TestLightning:
             PrivacyCallback(max_grad_norm=1.0, noise_multiplier=1.0, log_epsilon="epsilon")
 
 
-# ---- Hugging Face ------------------------------------------------------------------------------------------
+# Hugging Face
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def hf():
 
 
 def sentences(causal=False):
-    """Of 3 to 6 tokens; their class is the parity of the first."""
+    """Sequences of 3 to 6 tokens; the class is the parity of the first."""
     generator = torch.Generator().manual_seed(0)
     made = []
     for i in range(SIZE):
@@ -382,13 +382,13 @@ class TestHuggingFace:
         assert 3.9 < engine.get_epsilon(1e-5) <= 4.0
         assert (engine._training.release.ledger.count == EPOCHS).all()
         assert moved(before, model)
-        assert not hasattr(model.classifier.weight, "grad_sample")  # no hook is left
+        assert not hasattr(model.classifier.weight, "grad_sample")  # hooks are removed
         assert trainer.evaluate(sentences())["eval_loss"] > 0
         with pytest.raises(ValueError, match="second release"):
             trainer.train()
 
     def test_an_amplified_mechanism_is_refused(self, hf, tmp_path):
-        """The Trainer makes batches of its own."""
+        """The Trainer forms its own batches."""
         m = amplified()
         privacy = {"max_grad_norm": 1.0, "noise_multiplier": m.noise_multiplier}
         trainer = hf_trainer(
@@ -428,7 +428,7 @@ class TestHuggingFace:
         )
 
     def test_accumulation(self, hf, tmp_path):
-        """Two batches of 4 are one of 8: not divided, not clipped elsewhere."""
+        """Two batches of 4 are one of 8, with the same clipping and divisor."""
         weights = []
         for options in (
             {},
@@ -490,7 +490,7 @@ class TestHuggingFace:
             hf_trainer(hf, tmp_path, bert(hf), dataset=data).train()
 
 
-# ---- Per-example gradients of models of transformers -------------------------------------------------------
+# Per-example gradients of transformers
 
 LENGTH, VOCABULARY, CLASSES = 7, 40, 3
 SMALL = {
@@ -508,7 +508,7 @@ ADAPTED |= {"bert": ["query", "value", "dense"], "vit": "all-linear"}
 
 
 def transformer(hf, kind, lora=False):
-    """With random weights, and dropout."""
+    """With random weights and dropout."""
     torch.manual_seed(0)
     if kind == "gpt2":
         sizes = {
@@ -550,7 +550,7 @@ def transformer(hf, kind, lora=False):
     adapted = peft.get_peft_model(model, peft.LoraConfig(**options))
     for name, p in adapted.named_parameters():
         if "lora_B" in name:
-            nn.init.normal_(p, std=0.1)  # zeros, and A has no gradient
+            nn.init.normal_(p, std=0.1)  # with zeros A would have no gradient
     return adapted
 
 
@@ -573,7 +573,7 @@ def transformer_data(kind, size=SIZE):
 
 
 def example_losses(logits, labels):
-    """Of each example: the cross-entropy of its label, or the mean over its tokens."""
+    """The loss of each example: of its label, or the mean over its tokens."""
     each = F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none")
     return each.flatten(1).mean(1) if each.ndim > 1 else each
 
@@ -588,9 +588,16 @@ class TestTransformers:
         loader = DataLoader(transformer_data(kind), batch_size=BATCH, shuffle=True)
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
         made = engine.make_private(
-            module=model, optimizer=optimizer, criterion=nn.CrossEntropyLoss(), data_loader=loader,
-            noise_multiplier=1.0, target_delta=1e-5, max_grad_norm=clip, epochs=EPOCHS, grad_sample_mode=mode,
-        )  # fmt: skip
+            module=model,
+            optimizer=optimizer,
+            criterion=nn.CrossEntropyLoss(),
+            data_loader=loader,
+            noise_multiplier=1.0,
+            target_delta=1e-5,
+            max_grad_norm=clip,
+            epochs=EPOCHS,
+            grad_sample_mode=mode,
+        )
         return engine, model, made
 
     def backward(self, made, mode, batch):
@@ -603,7 +610,7 @@ class TestTransformers:
             example_losses(logits, labels).mean().backward()
 
     def test_the_gradient_check_passes(self, hf, kind, lora, mode, monkeypatch, shown):
-        """With dropout on, in less than a second or two steps; and training goes on from there."""
+        """With dropout, within a second or two steps; training works after it."""
         taken, check = [], wrapping.check_gradients
 
         def timed(*args):
@@ -664,6 +671,7 @@ class TestTransformers:
         error = torch.sqrt(sum(((found[n] - s) ** 2).sum() for n, s in sums.items()))
         scale = torch.sqrt(sum((s**2).sum() for s in sums.values()))
         assert scale > 0
-        name = f"sum of {kind}{' with LoRA' if lora else ''}, {mode}, {'clipped' if clip < 1 else 'not clipped'}"
+        clipped = "clipped" if clip < 1 else "not clipped"
+        name = f"sum of {kind}{' with LoRA' if lora else ''}, {mode}, {clipped}"
         shown(name, f"{float(error / scale):.1e}", "≤ 1e-3")
         assert error <= 1e-3 * scale

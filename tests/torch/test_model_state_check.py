@@ -1,4 +1,4 @@
-"""Passes that write into the model are found before a release; changes between steps are counted."""
+"""Passes that write into the model are refused; changes between steps are counted."""
 
 import pytest
 import torch

@@ -26,9 +26,7 @@ def test_dp_sgd_without_a_plan_is_opacus_own():
         epoch(*make_private(unsampled, None, poisson_sampling=False))
         with pytest.raises(ValueError, match="these batches are none"):
             unsampled.get_epsilon(1e-5)
-        epoch(
-            *make_private(unsampled, None, poisson_sampling=True)
-        )  # which does not undo those before
+        epoch(*make_private(unsampled, None, poisson_sampling=True))  # the steps before still count
         with pytest.raises(ValueError, match="these batches are none"):
             unsampled.get_epsilon(1e-5)
     fixed = Training("dp-sgd", poisson_sampling=False)

@@ -89,7 +89,7 @@ def test_mechanisms_are_given_by_name_object_or_file(tmp_path):
             "optimal",
             "curvature",
             "damped",
-        ):  # these need options, or are Opacus' own
+        ):  # need options, or are Opacus' own
             Training(name, epochs=2).run(3)
     Training("damped", design={"rho": 0.9}).run(2)
     with pytest.raises(ValueError, match="for 15 steps, and training has 10"):
@@ -105,7 +105,7 @@ def test_mechanisms_are_given_by_name_object_or_file(tmp_path):
     "options", [{"max_grad_norm": 5.0}, {"clipping": "per_layer", "max_grad_norm": [1.0] * 4}]
 )
 def test_a_larger_clip_norm_than_that_of_the_mechanism_is_refused(options):
-    """Its noise is for that norm: examples of five would have a fifth of the noise they need."""
+    """At five times the norm, examples would have a fifth of the noise they need."""
     m = ap.calibrate(ap.design("tree", steps=15, epochs=3), noise_multiplier=1.0, clip_norm=1.0)
     Training(m)
     with pytest.raises(ValueError, match=r"max_grad_norm = [25]: the mechanism has 1 and 1"):
@@ -114,7 +114,7 @@ def test_a_larger_clip_norm_than_that_of_the_mechanism_is_refused(options):
 
 @pytest.mark.parametrize("clip_norm", [0.5, 2.0])
 def test_a_mechanism_with_another_clip_norm_is_refused(clip_norm):
-    """Its noise is scaled by its own clip norm: one below the engine's would be too little noise."""
+    """A clip norm below the engine's would be too little noise."""
     f = ap.design("dp-mf", steps=15, epochs=3)
     mechanism = ap.calibrate(f, noise_multiplier=1.0, clip_norm=clip_norm)
     with pytest.raises(ValueError, match="max_grad_norm = 1: the mechanism has"):

@@ -60,8 +60,7 @@ def test_a_sampler_of_some_examples_is_kept(examples, given_as):
 
 
 def test_batches_that_the_mechanism_is_not_for_are_refused():
-    """ε of Poisson samples (0.4 at this rate) on batches in a fixed order (4.4); add-remove where one more record
-    would move all others."""
+    """ε of Poisson samples is 0.4 at this rate, and 4.4 for batches in a fixed order."""
     f = ap.design("dp-sgd", steps=15, epochs=3)
     for promise in ({"sampling": ap.sampling.Poisson(0.01)}, {"sampling": ap.sampling.HashSlots()}):
         m = ap.calibrate(f, noise_multiplier=1.0, adjacency="add-remove", **promise)
@@ -140,7 +139,7 @@ def test_gradients_of_unknown_examples_are_refused_unless_the_user_vouches():
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_example_that_was_not_drawn_is_refused(workers):
-    """Also where workers have read the next batches already."""
+    """Also if workers have read the next batches already."""
     training = Training(workers=workers)
     with pytest.raises(ParticipationError, match="13 gradients of examples that are not known"):
         training.step([torch.cat([part, part[:1]]) for part in next(iter(training.loader))])
@@ -191,7 +190,7 @@ DUPLICATES = {
 
 
 def accumulated(module, optimizer, loader, steps):
-    """An epoch of microbatches, so many to a logical step."""
+    """Train an epoch of microbatches, ``steps`` for each logical step."""
     optimizer.zero_grad()
     for i, (inputs, targets) in enumerate(loader):
         nn.functional.cross_entropy(module(inputs), targets).backward()
@@ -202,7 +201,7 @@ def accumulated(module, optimizer, loader, steps):
 
 @pytest.mark.parametrize("made", DUPLICATES.values(), ids=DUPLICATES)
 def test_an_example_twice_in_a_step_is_refused(made):
-    """Before anything is released or recorded."""
+    """Nothing is released or recorded."""
     loader, options = made()
     model = small_model()
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -216,7 +215,7 @@ def test_an_example_twice_in_a_step_is_refused(made):
 
 
 def test_an_example_twice_across_microbatches_is_refused():
-    """The pieces are divided anew from a batch; the step is theirs together."""
+    """A memory manager divides a batch; the step has all its examples."""
     loader = DataLoader(data(6), batch_sampler=[[0, 1, 2, 3, 0], [4, 5]])
     module, optimizer, private = make_private(PrivacyEngine(mechanism="dp-mf"), loader, epochs=1)
     with (

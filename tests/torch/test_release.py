@@ -18,7 +18,7 @@ MODES = ["hooks", "functorch", "ghost"]
 
 
 def released(training, batch):
-    """What one step hands to the inner optimizer, times the divisor: the noisy sum."""
+    """The noisy sum of one step: the gradients of the inner optimizer times the divisor."""
     training.step(batch)
     return (
         torch.cat([p.grad.flatten() for p in training.optimizer.params]) * training.release.divisor
@@ -31,7 +31,7 @@ def noise(training, step):
 
 
 def naive_sum(model, batch, clip):
-    """Example by example, with autograd."""
+    """The clipped sum, example by example with autograd."""
     inputs, targets = batch
     total = None
     for x, y in zip(inputs, targets, strict=True):
@@ -110,7 +110,7 @@ def test_steps_past_the_plan_draw_no_noise_without_a_participation_ledger():
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
 def test_examples_that_are_not_finite_contribute_nothing(mode, value):
-    """Not finite, or so large that float32 norms overflow: at most the clip norm."""
+    """If float32 norms overflow but inputs are finite, at most the clip norm."""
     dataset = data()
     inputs = dataset.tensors[0].clone()
     inputs[5] = value
@@ -162,7 +162,7 @@ def test_an_empty_batch_releases_a_row_of_noise():
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_microbatches_of_a_memory_manager_are_one_step(mode):
-    """A memory manager's pieces of 1, 7, 64 or all 80 at once: the same sums, one row a step, the same weights."""
+    """Microbatches of 1, 7, 64 or all 80: one row of noise for each step, equal weights."""
     ends, size = {}, 80
     for most in (1, 7, 64, size):
         training = Training(mode=mode, epochs=1, dataset=data(2 * size), batch_size=size)
@@ -220,7 +220,7 @@ def test_noise_is_added_in_float32_for_models_of_any_dtype():
     shapes = training.release.shapes
     sums = [torch.ones(shape, dtype=torch.bfloat16) for shape in shapes.values()]
     training.release.batches, training.release.ledger = None, None
-    training.release.guards.clear()  # which notice that
+    training.release.guards.clear()  # they refuse this
     rows = [training.release(sums, 1) for _ in range(15)]
     noisy = torch.stack([torch.cat([t.flatten() for t in row]) for row in rows])
     assert noisy.dtype is torch.float32

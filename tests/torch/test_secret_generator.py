@@ -8,7 +8,7 @@ from antiphase.torch.secret_generator import torch_generator
 
 
 def test_the_whole_state_of_a_torch_generator_comes_from_the_key():
-    """The same words in NumPy's Mersenne Twister give the same numbers; so none of the state is torch's seed."""
+    """NumPy's Mersenne Twister with these words gives the same numbers."""
     made = torch_generator(Key.insecure(1), "noise")
     words = made.get_state().numpy()[24 : 24 + 8 * 624].view(np.uint64)
     twister = np.random.MT19937()

@@ -1,4 +1,4 @@
-"""The estimated spectrum is that of the Hessian: against dense matrices, on models small enough to have them."""
+"""The estimated spectrum agrees with dense Hessians of small models."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def flat(net):
 
 
 def dense(net, loss, inputs, targets, matrix="hessian"):
-    """The whole matrix, by other means."""
+    """The dense matrix, by another method."""
     vector, rebuilt = flat(net)
 
     def outputs(v):
@@ -64,7 +64,7 @@ def test_the_largest_eigenvalue(matrix, dtype, near):
 
 @pytest.mark.slow
 def test_spectral_moments_within_sampling_error():
-    """``Σ weight·value^p`` is the trace of ``G^p``: a mean over probes, within four of its standard errors."""
+    """``Σ weight·value^p`` is the trace of ``G^p``, within four standard errors."""
     parts = setting()
     exact = np.linalg.eigvalsh(dense(*parts, "gauss-newton"))
     trials = [
@@ -78,7 +78,7 @@ def test_spectral_moments_within_sampling_error():
 
 
 def test_enough_steps_find_all_eigenvalues():
-    """Lanczos until the space is closed finds every eigenvalue, and stops there by itself."""
+    """Lanczos finds every eigenvalue and stops at an invariant subspace."""
     net = nn.Linear(3, 1, bias=False).double()
     nn.init.zeros_(net.weight)
     inputs = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
@@ -97,7 +97,7 @@ def test_enough_steps_find_all_eigenvalues():
 @pytest.mark.slow
 @pytest.mark.parametrize("clip_norm", [0.3, 1e9])
 def test_clipped_gradients_see_less_curvature(clip_norm):
-    """Each example counts by its clip factor; a clip norm that no gradient reaches changes nothing."""
+    """Each example is weighted by its clip factor; a large clip norm changes nothing."""
     net, loss, inputs, targets = setting()
     vector, rebuilt = flat(net)
     whole = np.zeros((len(vector), len(vector)))

@@ -1,4 +1,4 @@
-"""A whole training from a recipe: what a seed decides and what not, going on after a stop, and what is refused."""
+"""Whole trainings: what a seed decides, how runs resume, and what is refused."""
 
 import dataclasses
 import json
@@ -39,11 +39,11 @@ def same(a, b):
     )
 
 
-class Stop(Exception):
-    """The process ends."""
+class StopError(Exception):
+    """Stops a training."""
 
 
-def stopping(at, error=Stop):
+def stopping(at, error=StopError):
     def progress(report):
         if report.done == at:
             raise error
@@ -229,9 +229,9 @@ def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, mechanism, stop):
     )
     whole = train(wanted, DIGITS, insecure_noise=1, evaluate=4)
     options = {"insecure_noise": 1, "evaluate": 4, "checkpoint": tmp_path / "run"}
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         train(wanted, DIGITS, progress=stopping(stop), **options)
-    torch.manual_seed(99)  # whatever happens in between
+    torch.manual_seed(99)  # other code may use the generator
     again = train(wanted, DIGITS, resume=True, **options)
     assert same(whole, again)
     assert again.curve == whole.curve
@@ -240,7 +240,7 @@ def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, mechanism, stop):
 
 def test_the_key_is_stored_and_repeated_steps_are_the_same(tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(13))
     (ledger,) = folder.glob("key.*.ledger")
     first = ledger.read_bytes()
@@ -264,7 +264,7 @@ def test_the_key_is_stored_and_repeated_steps_are_the_same(tmp_path):
 @pytest.mark.slow
 def test_a_run_whose_checkpoint_is_missing_is_refused(tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(3))
     (folder / "checkpoint").rename(tmp_path / "elsewhere")
     with pytest.raises(StateError, match="checkpoint is gone"):
@@ -276,7 +276,7 @@ def test_a_run_whose_checkpoint_is_missing_is_refused(tmp_path):
 @pytest.mark.slow
 def test_damaged_run_files_are_refused_and_nothing_is_lost(tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(4), evaluate=2)
     for name, contents in {
         "run.json": [b"", b"[]", b"{", b"\xff", b"[" * 100_000],
@@ -324,7 +324,7 @@ def test_ctrl_c_saves_the_run(tmp_path, raised):
 
 def test_another_run_is_refused_and_nothing_overwritten(tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         train(RECIPE, DIGITS, checkpoint=folder, progress=stopping(3))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(FileExistsError, match="resume=True"):
@@ -354,7 +354,8 @@ def test_models_are_made_by_functions_of_the_user(tmp_path, monkeypatch):
     (tmp_path / "mine_for_this_test.py").write_text(
         "from torch import nn\n"
         "def small(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
-        "def mixing(shape, classes): return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))\n"
+        "def mixing(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))\n"
         "def wrong(shape, classes): return 3\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -371,7 +372,7 @@ def test_models_are_made_by_functions_of_the_user(tmp_path, monkeypatch):
 
 
 class Mixing(nn.Module):
-    """Takes the mean of the batch away, which no list of layers shows."""
+    """Subtracts the mean of the batch, which no list of layers shows."""
 
     def __init__(self):
         super().__init__()

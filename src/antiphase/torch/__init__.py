@@ -1,4 +1,4 @@
-"""Training in PyTorch: ``from antiphase.torch import PrivacyEngine`` where Opacus' stood before."""
+"""Training in PyTorch: `PrivacyEngine` in place of that of Opacus."""
 
 from antiphase.torch.batch_selection import (
     BallsInBinsBatches,

@@ -1,4 +1,4 @@
-"""Save and resume private trainings, in files that are checked by a digest and run no code."""
+"""Save and resume private trainings, in files that run no code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that train together: shares of noise and batches, sums, and agreement."""
+"""Several processes: shares of noise and batches, sums, agreement."""
 
 from __future__ import annotations
 

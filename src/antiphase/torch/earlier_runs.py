@@ -1,4 +1,4 @@
-"""Other trainings under the same key on the same data set, and their combined ε."""
+"""Other trainings under one key on the same data, and their combined ε."""
 
 from __future__ import annotations
 

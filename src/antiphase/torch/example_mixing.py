@@ -1,4 +1,4 @@
-"""Check that a model's output for one example does not depend on the others of the batch."""
+"""Check that the output for one example is independent of the others."""
 
 from __future__ import annotations
 

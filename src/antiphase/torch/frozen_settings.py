@@ -1,4 +1,4 @@
-"""Guards that refuse a step after a setting that privacy depends on was changed."""
+"""Refuse a step after a setting that privacy depends on was changed."""
 
 from __future__ import annotations
 

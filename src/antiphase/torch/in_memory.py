@@ -1,4 +1,4 @@
-"""Data sets in memory, whose batches are fetched at once, and a model's accuracy on them."""
+"""Data sets in memory, and the accuracy of a model on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private training with Lightning: one more callback, and an unchanged LightningModule."""
+"""Private training with Lightning, by one callback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check that forward and backward passes leave parameters and buffers unchanged.
+"""Check that forward and backward passes change no parameters or buffers.
 
 A layer that writes into the model (`nn.Embedding` with max_norm, running statistics, observers)
 carries data past clipping and noise. Such a step is refused. Changes between steps, by the user's

@@ -1,4 +1,4 @@
-"""Models by name: logistic regression, a perceptron, convolutional networks, or the user's own.
+"""Models by name: logistic regression, perceptron, convolutional networks.
 
 None of them mixes the examples of a batch.
 """

@@ -1,4 +1,4 @@
-"""One run of the noise under a key: its position, write-ahead ledger, start and resumption."""
+"""The noise rows of one training: start, write-ahead record, resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DP-SGD on Poisson samples: Opacus' noise and accountant, with clipping and records of ours."""
+"""DP-SGD on Poisson samples, with the noise and accountant of Opacus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps, participation, workload and noise of a training, read from the training script."""
+"""Derive steps, participation, workload and noise from the training script."""
 
 from __future__ import annotations
 

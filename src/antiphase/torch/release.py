@@ -1,4 +1,4 @@
-"""Where noise meets the gradient: sums of clipped gradients become noisy releases."""
+"""Where noise meets the gradient: noisy sums of clipped gradients."""
 
 from __future__ import annotations
 

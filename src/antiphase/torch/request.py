@@ -1,4 +1,4 @@
-"""The arguments of one call of `make_private`, and those that a planned mechanism refuses."""
+"""Arguments of `make_private`, and refusal of those not supported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory of a training: its identity, its key, and the accuracies seen so far."""
+"""The directory of a training: identity, key, accuracies so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that fully_shard divides among processes, and their rows of the noise."""
+"""Tensors divided among processes by fully_shard, and their noise."""
 
 from __future__ import annotations
 

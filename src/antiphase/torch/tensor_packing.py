@@ -1,4 +1,4 @@
-"""Nested Python values as JSON with the tensors set aside, for files that run no code."""
+"""Nested values as JSON with tensors set aside, loaded without running code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train a model privately from a recipe and a data set, as ``antiphase train`` does."""
+"""Train a model from a recipe and a data set, as ``antiphase train`` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One training under way: set up from a recipe, stepped, evaluated, saved and restored."""
+"""One training under way: set up, step, evaluate, save, restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings during training: unplanned learning rates, parameters without gradients."""
+"""Warn of unplanned learning rates and of parameters without gradients."""
 
 from __future__ import annotations
 

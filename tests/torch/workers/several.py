@@ -1,6 +1,7 @@
-"""One process of several: python several.py FOLDER RANK WORLD JOBS NAME, where JOBS is a JSON list of [job, options].
+"""One process of several: python several.py FOLDER RANK WORLD JOBS NAME.
 
-What job number n returns goes to FOLDER/NAME.n.RANK.pt.
+JOBS is a JSON list of [job, options]. The result of job number n is written to
+FOLDER/NAME.n.RANK.pt.
 """
 
 import json
@@ -28,7 +29,7 @@ from antiphase.torch.distributed import Group
 from antiphase.torch.release import Release
 
 RUN = "ab" * 16
-SIZE, BATCH = 50, 16  # the last batch has 2 examples: of 4 processes, two get none of it
+SIZE, BATCH = 50, 16  # the last batch has 2 examples, so that two of 4 processes have none
 
 
 def data():
@@ -62,7 +63,7 @@ def noise(rank, world, folder):
 
 
 def wrapped(net, how, world):
-    """The model for several processes; all but the first three are ways to shard that our noise does not know."""
+    """The model for several processes; all but the first three layouts are refused."""
     if how == "dpddp":
         return DPDDP(net) if world > 1 else net
     if how == "ddp":
@@ -88,10 +89,25 @@ def wrapped(net, how, world):
 
 
 def train(
-    rank, world, folder, *, mode="hooks", clipping="flat", wrap="dpddp", key=None, run=RUN, noise_multiplier=0.5,
-    epochs=3, save_at=(), stop_at=None, resume=False, infinite=(), sampler=None, keyless=False,
-):  # fmt: skip
-    """Weights, ε, and what was seen; every process has another seed, and rank 0's must win."""
+    rank,
+    world,
+    folder,
+    *,
+    mode="hooks",
+    clipping="flat",
+    wrap="dpddp",
+    key=None,
+    run=RUN,
+    noise_multiplier=0.5,
+    epochs=3,
+    save_at=(),
+    stop_at=None,
+    resume=False,
+    infinite=(),
+    sampler=None,
+    keyless=False,
+):
+    """Weights, ε and batches; each process has another seed, and rank 0's order counts."""
     torch.manual_seed(100 + rank)
     net = wrapped(model(), wrap, world)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
@@ -99,9 +115,7 @@ def train(
     dataset = data()
     for index in infinite:
         dataset.tensors[0][index] = float("inf")
-    if (
-        sampler == "fixed order"
-    ):  # that of all processes, though each made its own, and not a share of it
+    if sampler == "fixed order":  # each process has the batches of all
         loader = DataLoader(dataset, batch_sampler=FixedOrderBatches(SIZE, BATCH))
     elif sampler == "padded":
         loader = DataLoader(dataset, batch_size=BATCH, sampler=DistributedSampler(dataset))
@@ -110,10 +124,17 @@ def train(
     secret = None if keyless else Key.insecure(5) if key is None else Key.load(key)
     engine = PrivacyEngine(mechanism="dp-mf", key=secret)
     made = engine.make_private(
-        module=net, optimizer=optimizer, data_loader=loader, noise_multiplier=noise_multiplier, clipping=clipping,
-        max_grad_norm=[0.5] * 6 if clipping == "per_layer" else 1.0, epochs=epochs, grad_sample_mode=mode,
-        criterion=nn.CrossEntropyLoss(), target_delta=1e-5,
-    )  # fmt: skip
+        module=net,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=noise_multiplier,
+        clipping=clipping,
+        max_grad_norm=[0.5] * 6 if clipping == "per_layer" else 1.0,
+        epochs=epochs,
+        grad_sample_mode=mode,
+        criterion=nn.CrossEntropyLoss(),
+        target_delta=1e-5,
+    )
     net, optimizer, loader = made[0], made[1], made[-1]
     criterion = made[2] if len(made) == 4 else nn.CrossEntropyLoss()
     release = engine._training.release
@@ -127,7 +148,7 @@ def train(
             seen.append(x)
             if stop_at == [rank, release.position]:
                 (folder / "stopped").write_text("here")
-                time.sleep(300)  # until we are killed
+                time.sleep(300)  # until the test kills this process
             optimizer.zero_grad()
             criterion(net(x), y).backward()
             optimizer.step()
@@ -135,14 +156,19 @@ def train(
                 engine.save_checkpoint(path=folder / "checkpoint", module=net, optimizer=optimizer)
     weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()]
     return {
-        "weights": [w.detach().clone() for w in weights], "begun": begun, "seen": seen, "run": release.run,
-        "epsilon": engine.get_epsilon(1e-5), "spent": engine.get_epsilon(1e-5, spent=True), "drawn": drawn,
+        "weights": [w.detach().clone() for w in weights],
+        "begun": begun,
+        "seen": seen,
+        "run": release.run,
+        "epsilon": engine.get_epsilon(1e-5),
+        "spent": engine.get_epsilon(1e-5, spent=True),
+        "drawn": drawn,
         "bad": optimizer.bad_examples,
-    }  # fmt: skip
+    }
 
 
 def refused(rank, world, folder, *, options):
-    """How `train` fails; of options that are lists, each process takes its own."""
+    """The error of `train`; of options that are lists, each process takes its own."""
     mine = {
         key: value[rank] if isinstance(value, list) else value for key, value in options.items()
     }
@@ -164,17 +190,18 @@ def main():
     warnings.simplefilter("ignore")
     if world > 1:
         dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/meet.{sys.argv[5]}", rank=rank,
-            world_size=world, timeout=timedelta(seconds=30),
-        )  # fmt: skip
+            "gloo",
+            init_method=f"file://{folder}/meet.{sys.argv[5]}",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=30),
+        )
     for number, (job, options) in enumerate(jobs):
         result = globals()[job](rank, world, folder, **options)
         torch.save(result, folder / f"{sys.argv[5]}.{number}.{rank}.pt")
     if world > 1:
         dist.destroy_process_group()
-        os._exit(
-            0
-        )  # results are on the disk; gloo's threads now and then abort a process that ends by itself
+        os._exit(0)  # gloo's threads sometimes abort a process that ends by itself
 
 
 if __name__ == "__main__":
