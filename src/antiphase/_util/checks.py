@@ -1,4 +1,4 @@
-"""Argument checks: each returns the clean value, or raises an error with the name and value.
+"""Argument checks that return the clean value or name the bad one.
 
 Every function takes the ``name`` of the argument for the message, and its ``value``. A value of the
 wrong type raises `TypeError`, a value out of range `ValueError`.

@@ -1,4 +1,4 @@
-"""Exclusive access to a file: by flock, or by a lock file where the file system has no flock."""
+"""Exclusive access to a file: by flock, or by a lock file without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Immutable values with a content digest: compared, hashed, cached and stored by content.
+"""Immutable values that are compared, hashed and stored by content.
 
 A `Value` is a frozen dataclass whose fields are numbers, strings, ``None``, read-only arrays and
 other values. `Value.spec` returns it as a plain nested dictionary, and `Value.restore` passes such

@@ -1,4 +1,4 @@
-"""The worst-case canary of a mechanism, and trials of the mechanism's own noise."""
+"""Worst-case canary of a mechanism, and trials of its noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audit in one run: a single training with many canaries, each included by a coin flip."""
+"""Audit in one run: many canaries, each included by a coin flip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of audits, in words and JSON, and the checks that both kinds of audit share."""
+"""Results of audits in words and JSON; checks of scores and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets by name, or from files of your own: ``load("mnist")``, ``load("scans.npz")``.
+"""Data sets by name or from your own files: ``load("mnist")``.
 
 Example:
     >>> from antiphase import data
@@ -50,6 +50,9 @@ def load(
             looked for in ``ANTIPHASE_DATA`` and the cache, and then downloaded. ``digits`` come
             with scikit-learn.
         progress: receives a `ProgressReport` after each block of a download.
+
+    Returns:
+        Training and test examples, as NumPy arrays.
 
     Raises:
         DataError: the data cannot be found, stored or read; with the reason and the remedy.

@@ -1,6 +1,6 @@
-"""The data cache: ``data/NAME/`` in the user's cache folder, or in ``ANTIPHASE_CACHE``.
+"""Cache of downloaded data sets, with one process at a time.
 
-A file there is complete, and its hash is checked at every load, or it ends in ``.part``: an
+It is ``data/NAME/`` in the user's cache folder, or in ``ANTIPHASE_CACHE``. A file there is complete, and its hash is checked at every load, or it ends in ``.part``: an
 interrupted transfer, which the next call resumes. ``ANTIPHASE_CACHE=off`` disables the cache.
 """
 

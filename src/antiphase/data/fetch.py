@@ -1,4 +1,4 @@
-"""Verified files of a data set with a name: from a folder, the cache or a download."""
+"""Verified files of a named data set: from a folder, the cache or a download."""
 
 from __future__ import annotations
 

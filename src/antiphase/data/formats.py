@@ -1,4 +1,4 @@
-"""Arrays from the files of named data sets: IDX, CIFAR-10 batches and PNG sheets."""
+"""File formats of named data sets: IDX, CIFAR-10 batches, PNG sheets."""
 
 from __future__ import annotations
 

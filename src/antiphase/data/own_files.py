@@ -1,4 +1,4 @@
-"""Your own data: arrays in an ``.npz``, a table in a ``.csv``. Doubtful content is refused."""
+"""Your own data: arrays in an ``.npz``, or a table in a ``.csv``."""
 
 from __future__ import annotations
 

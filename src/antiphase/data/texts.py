@@ -61,6 +61,9 @@ def load_texts(
         folder: look for the files of Shakespeare here and nowhere else; see `load`.
         progress: receives a `ProgressReport` after each block of a download.
 
+    Returns:
+        The texts of each user, by split.
+
     Raises:
         DataError: the file cannot be found or read, or a line is not of this form.
     """

@@ -1,4 +1,4 @@
-"""Federated training with user-level privacy: a `Server`, and a strategy for Flower."""
+"""Federated training with user-level privacy: a server, and Flower."""
 
 from antiphase.federated.roster import min_population
 from antiphase.federated.server import Server, Verdict

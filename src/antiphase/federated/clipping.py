@@ -1,4 +1,4 @@
-"""Clipping of one user's update: of the model's shape, finite, and within the clip norm."""
+"""Clipping of user updates; other shapes and infinities are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategy for Flower: user-level privacy with correlated noise, around FedAvg.
+"""Flower strategy: user-level privacy with correlated noise, around FedAvg.
 
 Install with ``pip install antiphase[federated]``. It replaces Flower's
 ``DifferentialPrivacyServerSideFixedClipping``: the first arguments are the same.
@@ -152,7 +152,7 @@ class DifferentialPrivacyCorrelatedNoise(Strategy):
     ) -> Result:
         """Flower's ``start``: train until ``num_rounds`` rounds are finished.
 
-        Rounds of a server that was killed count, if there is a folder; their numbers go on.
+        With a folder, the rounds of a server that was killed count, and numbers continue.
         """
         self._check_start(num_rounds)
         self._server = Server(
@@ -263,19 +263,14 @@ class DifferentialPrivacyCorrelatedNoise(Strategy):
             first and connected < server.min_population
         ):
             return
-        log(
-            WARNING,
-            "%d of %d clients selected: %d are connected, and this plan (%s; %d rounds of %d) "
-            "needs at least %d. The noise stays as planned. Use fewer clients a round, fewer "
-            "rounds, or a smaller min_separation",
-            selected,
-            self.num_sampled_clients,
-            connected,
-            self.mechanism.factorization.participation.describe(),
-            self.rounds,
-            self.num_sampled_clients,
-            server.min_population,
+        plan = self.mechanism.factorization.participation.describe()
+        text = (
+            f"{selected} of {self.num_sampled_clients} clients selected: {connected} are connected, "
+            f"and this plan ({plan}; {self.rounds} rounds of {self.num_sampled_clients}) needs at "
+            f"least {server.min_population}. The noise stays as planned. Use fewer clients a round, "
+            "fewer rounds, or a smaller min_separation"
         )
+        log(WARNING, text)
 
 
 class _GridView:

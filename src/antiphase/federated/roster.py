@@ -1,4 +1,4 @@
-"""Roster of users: how often and when each was selected, and who may be selected next."""
+"""Roster of users: their participations, and who may be selected next."""
 
 from __future__ import annotations
 
@@ -30,10 +30,6 @@ class Roster:
         self._participation = participation
         # User → (participations, last round), in the order of last rounds.
         self._selected: dict[str, tuple[int, int]] = {}
-
-    def __len__(self) -> int:
-        """Number of users that were ever selected."""
-        return len(self._selected)
 
     def __contains__(self, user: str) -> bool:
         return user in self._selected

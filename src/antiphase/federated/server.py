@@ -1,4 +1,4 @@
-"""Server of federated training: selects users, clips and sums updates, adds noise, steps."""
+"""Federated server: selects users, sums clipped updates, adds noise, steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from antiphase.statement import PrivacyStatement
 from antiphase.workload import Workload
 
 CAVEATS = (
-    "A user is whoever the server was told it is: one on several devices counts as several.",
+    "A user is a name given to the server: a person with several devices counts as several users.",
     "Which users are available, and when, counts as public; the server itself sees every update.",
 )
 

@@ -1,4 +1,4 @@
-"""The server's optimizer: one round of a workload, applied to the noisy mean update."""
+"""The server's optimizer: SGD with momentum on the noisy mean update."""
 
 from __future__ import annotations
 

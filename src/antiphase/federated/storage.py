@@ -1,4 +1,4 @@
-"""Folder of a federated training: its key, ledger and checkpoint, for one server at a time."""
+"""Folder of a federated training: key, ledger and checkpoint, with a lock."""
 
 from __future__ import annotations
 

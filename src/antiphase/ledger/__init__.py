@@ -1,4 +1,4 @@
-"""Ledgers: who took part in which step, and what was released with which row of noise."""
+"""Ledgers: participations, and what was released under each row of noise."""
 
 from antiphase.ledger.participation import ParticipationLedger
 from antiphase.ledger.write_ahead import WriteAheadLedger

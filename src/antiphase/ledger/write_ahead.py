@@ -1,4 +1,4 @@
-"""Write-ahead ledger: a keyed hash of every released sum, stored before its noise is drawn."""
+"""Write-ahead ledger: a keyed hash of each sum, stored before its noise."""
 
 from __future__ import annotations
 
