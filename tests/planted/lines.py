@@ -33,6 +33,7 @@ AMPLIFICATION, BALLS, MECHANISM = (
     "tests/accounting/test_balls_in_bins.py::",
     "tests/test_mechanism.py::",
 )
+SUBSAMPLING = "tests/accounting/test_poisson.py::"
 GROUPS = AMPLIFICATION + "test_there_are_as_many_groups_as_bands_for_any_participation"
 REFUSED = AMPLIFICATION + "test_what_is_not_covered_is_refused"
 DUAL, EPOCHS = "tests/solvers/test_dual.py::", "tests/solvers/test_multi_epoch.py::"
@@ -65,7 +66,7 @@ LINES = [
          ACCOUNTING + "test_rounding_is_always_to_the_safe_side"),
     Line("accounting/poisson.py", "checked to be private.   [G7]\n    return high",
          "checked to be private.   [G7]\n    return low",
-         ACCOUNTING + "test_the_search_returns_the_smallest_private_noise_multiplier"),
+         SUBSAMPLING + "test_the_search_returns_the_smallest_private_noise_multiplier"),
     Line("ledger/write_ahead.py",
          "if self._file is not None and self._file.write(records) != len(records):",
          "if self._file is not None and self._file.write(records) is None:",
