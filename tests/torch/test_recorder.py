@@ -143,6 +143,8 @@ EXACT = {
     "attention with a mask": lambda x, w: F.scaled_dot_product_attention(
         x, x, w.expand(len(x), 4, 4), x[:, :1] > -3
     ),
+    "arguments by name": lambda x, w: torch.add(input=x, other=w).mul(other=w[0]),
+    "addmm by name": lambda x, w: torch.addmm(input=w[0], mat1=x[:, 0], mat2=w),
     "bilinear": lambda x, w: F.bilinear(x, x, w[None]),
 }
 
@@ -241,6 +243,8 @@ REFUSED = {
     "random numbers": lambda x, w: torch.normal(x, w.square()),
     "written at data's places": lambda x, w: _scattered(x) @ w,
     "written into data": lambda x, w: (x * 1).addcmul_(x, w),
+    "concatenated by axis": lambda x, w: torch.concatenate([w.expand(4, 4, 4), x], axis=1),
+    "written into an output argument": lambda x, w: torch.matmul(x, w, out=torch.empty(4, 4, 4)),
     "written into a parameter": lambda x, w: (w * 1).add_(x[0]) + x,
     "a token written into data": lambda x, w: (x * 1).index_put_((torch.tensor(0),), w),
 }

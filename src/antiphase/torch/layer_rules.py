@@ -117,13 +117,13 @@ def _matmul(roles: TensorRoles, input: Tensor, other: Any = None, mat2: Any = No
 
 
 def _addmm(
-    roles: TensorRoles, bias: Tensor, x: Tensor, weight: Tensor, *, beta: Any = 1, alpha: Any = 1
+    roles: TensorRoles, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Use | None:
-    if beta != 1 or alpha != 1 or x not in roles.data:
+    if beta != 1 or alpha != 1 or mat1 not in roles.data:
         return None
-    if bias.ndim != 1 or bias in roles.data:
+    if input.ndim != 1 or input in roles.data:
         return None
-    return _affine(roles, x, weight, bias, inputs_first=True)
+    return _affine(roles, mat1, mat2, input, inputs_first=True)
 
 
 # Elementwise functions
@@ -132,10 +132,10 @@ def _addmm(
 def _elementwise(kind: str) -> Any:
     """Rule of sums, differences and products; data or parameter may be broadcast."""
 
-    def rule(roles: TensorRoles, first: Any, second: Any, *args: Any, **kwargs: Any) -> Use | None:
-        x, p, sign = first, second, -1 if kind == "sub" else 1
-        if isinstance(first, Tensor) and roles.is_parameter(first):
-            x, p, sign = second, first, 1
+    def rule(roles: TensorRoles, input: Any, other: Any, *args: Any, **kwargs: Any) -> Use | None:
+        x, p, sign = input, other, -1 if kind == "sub" else 1
+        if isinstance(input, Tensor) and roles.is_parameter(input):
+            x, p, sign = other, input, 1
         batch_dim = roles.data.get(x) if isinstance(x, Tensor) else None
         if args or kwargs or batch_dim is None or p in roles.data or not roles.is_parameter(p):
             return None
@@ -176,8 +176,10 @@ def _in_place(kind: str) -> Any:
     return rule
 
 
-def _cat(roles: TensorRoles, tensors: Any, dim: int = 0) -> Use | None:
+def _cat(roles: TensorRoles, tensors: Any, dim: int = 0, **unknown: Any) -> Use | None:
     """Parameters beside data, with a row for every example each."""
+    if unknown:  # axis, NumPy's name of dim
+        return None
     batch_dims = {roles.data.get(t) for t in tensors if t in roles.data}
     ndim, batch_size = tensors[0].ndim, roles.batch_size
     if batch_dims != {BatchDim()} or dim % ndim == 0 or any(t.ndim != ndim for t in tensors):

@@ -190,7 +190,9 @@ class Recorder(TorchFunctionMode):
     ) -> Any:  # fmt: skip
         """Run a function of data and parameters with the parameters detached; tap its result."""
         roles, in_place = self.roles, writes_in_place(name)
-        if (in_place or "out" in kwargs) and roles.is_parameter(args[0] if args else None):
+        if "out" in kwargs:
+            raise roles.refusal(parameters, f"{name} writes the result into its argument `out`")
+        if in_place and roles.is_parameter(args[0]):
             raise roles.refusal(parameters, f"{name} writes into it")
         if func is F.scaled_dot_product_attention:
             with self:
@@ -199,7 +201,7 @@ class Recorder(TorchFunctionMode):
         detached = {id(p): p.detach() for p in parameters}
         if use is not None:
             out = func(*_replaced(args, detached), **_replaced(kwargs, detached))
-        elif in_place or "out" in kwargs:
+        elif in_place:
             raise roles.refusal(parameters, f"{name} writes the result into data")
         else:
             with refuse_random_numbers(roles, parameters, name):
