@@ -74,7 +74,11 @@ TESTS = {
     "federated/server.py": FEDERATED,
     "noise/key.py": KEY,
     "noise/normals.py": ("tests/noise/test_normals.py", *ALL),
-    "noise/generators.py": ("tests/noise/test_stream.py", *QUICK),
+    "noise/generators.py": (
+        "tests/noise/test_generators.py",
+        "tests/noise/test_stream.py",
+        *QUICK,
+    ),
     "noise/stream.py": ("tests/noise/test_stream.py", *QUICK),
     "torch/checkpoint.py": TORCH,
     "torch/clipping.py": TORCH,

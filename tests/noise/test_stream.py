@@ -1,3 +1,5 @@
+"""Rows of noise: their law, and that they depend on key, run, mechanism, step and name alone."""
+
 import copy
 import json
 import pickle
@@ -12,123 +14,21 @@ from scipy.signal import lfilter
 
 import antiphase as ap
 from antiphase.factorizations.blt import Blt
-from antiphase.factorizations.dense import Dense
 from antiphase.factorizations.inverse_toeplitz import InverseToeplitz
-from antiphase.factorizations.segments import Segment
 from antiphase.factorizations.streaming import Streaming
 from antiphase.factorizations.tree import Tree
-from antiphase.noise import generators
 from antiphase.noise import stream as module
 from antiphase.noise.generators import (
-    BandedInverseEngine,
-    BufferEngine,
     RegenerationEngine,
-    RingBufferEngine,
-    TreeEngine,
     engine_for,
 )
 from antiphase.noise.normals import CHUNK
 from antiphase.noise.stream import MIN_THREADED_WIDTH, NoiseStream, parse_memory
-from antiphase.objective import Average, Restarts
-from antiphase.problem import Problem
-from antiphase.solvers.block_diagonal import block_diagonal_optimum
+from antiphase.objective import Restarts
+from tests.noise.engines import ENGINES, RUN, D, T, banded, normals, rows_of
 from tests.statistical import whitening
 
-T, D = 32, 20_000
-RUN = "0123456789abcdef" * 2
-
-
-AVERAGED = ap.Workload.sgd(T, momentum=0.9).with_ema(0.9)  # three vectors a node
-NESTEROV = ap.Workload.sgd(
-    T, momentum=0.9, nesterov=True, delay=2, learning_rates=[1.0] * (T - 3) + [0.0] * 3
-)
-GAPS = ap.Workload.sgd(T, learning_rates=[1.0, 0.0, 1.0, 1.0] * (T // 4), weight_decay=0.1)
-
-
-def exactly(workload):
-    """With momentum each buffer has several vectors, unlike in streams of few buffers."""
-    return ap.design("dp-mf", workload=workload, buffers="exact")
-
-
-def blocks(tau):
-    problem = Problem(ap.Workload.sgd(T), Restarts(tau), ap.once())
-    return block_diagonal_optimum(problem, tolerance=1e-9)
-
-
-def banded():
-    C = np.eye(T) + 0.5 * np.eye(T, k=-1) - 0.2 * np.eye(T, k=-3)
-    C[5, 4], C[9, 8] = -1.0, 1.0  # not passed over, as zeros are
-    return Dense("banded", ap.Workload.sgd(T), Average(), ap.once(), C)
-
-
-def diagonals(count):
-    """An encoder of one or two diagonals whose rows all differ."""
-    C = np.diag(np.linspace(0.5, 1.0, T)) + (count - 1) * np.diag(
-        np.linspace(-0.4, 0.3, T - 1), k=-1
-    )
-    return Dense("banded", ap.Workload.sgd(T), Average(), ap.once(), C)
-
-
-def two_segments():
-    """The last step feeds the buffers too, which must not be carried over."""
-    rng, shape = np.random.default_rng(5), (T // 2, 2, 1)
-    r, g, move = (rng.uniform(0.2, 0.6, size=shape) for _ in range(3))
-    segment = Segment(T // 2, np.arange(T // 2), rng.uniform(0.5, 1.0, size=T // 2), r, g, move)
-    return Streaming("dp-mf", ap.Workload.sgd(T), Average(), ap.once(), (segment,), (0, 0))
-
-
-ENGINES = {  # name: (factorization, the engine it must get, diagonals up to which a ring is used)
-    "independent": (lambda: ap.design("dp-sgd", steps=T), RingBufferEngine, 64),
-    "ring": (banded, RingBufferEngine, 64),
-    "ring, one diagonal": (lambda: diagonals(1), RingBufferEngine, 64),
-    "ring, two diagonals": (lambda: diagonals(2), RingBufferEngine, 64),
-    "ring, whole": (lambda: ap.design("dp-mf", steps=T, epochs=4), RingBufferEngine, 64),
-    "ring, blocks": (lambda: blocks(5), RingBufferEngine, 64),
-    "ring, toeplitz": (lambda: ap.design("sqrt-toeplitz", steps=T), RingBufferEngine, 64),
-    "regenerated": (lambda: ap.design("dp-mf", steps=T, epochs=4), RegenerationEngine, 1),
-    "regenerated, blocks": (lambda: blocks(7), RegenerationEngine, 1),
-    "regenerated, anti": (lambda: ap.design("anti-pgd", steps=T), RegenerationEngine, 1),
-    "buffers": (lambda: ap.design("dp-mf", steps=T), BufferEngine, 64),
-    "buffers, exact": (lambda: ap.design("dp-mf", steps=T, buffers="exact"), BufferEngine, 64),
-    "buffers, restarts": (lambda: ap.design("dp-mf+", steps=T, tau=5), BufferEngine, 64),
-    "buffers, two segments": (two_segments, BufferEngine, 64),
-    "buffers, momentum": (lambda: exactly(ap.Workload.sgd(T, momentum=0.9)), BufferEngine, 64),
-    "buffers, momentum and average": (lambda: exactly(AVERAGED), BufferEngine, 64),
-    "buffers, nesterov and idle steps": (lambda: exactly(NESTEROV), BufferEngine, 64),
-    "buffers, idle steps": (lambda: ap.design("dp-mf", workload=GAPS), BufferEngine, 64),
-    "buffers, windows": (
-        lambda: ap.design("dp-mf", steps=T, epochs=4, buffers=3),
-        BufferEngine,
-        64,
-    ),
-    "buffers, blt": (lambda: ap.design("blt", steps=T, buffers=2), BufferEngine, 64),
-    "ring, banded": (lambda: ap.design("banded", steps=T, epochs=4, bands=6), RingBufferEngine, 64),
-    "moving, drawn again": (lambda: ap.design("lambda-cgd", steps=T), BandedInverseEngine, 64),
-    "moving, three drawn again": (
-        lambda: ap.design("bisr", steps=T, bands=4),
-        BandedInverseEngine,
-        64,
-    ),
-    "moving, kept": (lambda: ap.design("bisr", steps=T, bands=9), BandedInverseEngine, 64),
-    "tree, full": (lambda: ap.design("tree", steps=T), BufferEngine, 64),
-    "tree, full, 27 steps": (lambda: ap.design("tree", steps=27), BufferEngine, 64),
-    "tree, online": (lambda: ap.design("tree", steps=T, estimator="online"), TreeEngine, 64),
-    "tree, plain": (lambda: ap.design("tree", steps=T, estimator="plain"), TreeEngine, 64),
-}
 EVERY_ENGINE = pytest.mark.parametrize("name", ENGINES)
-
-
-@pytest.fixture
-def mechanism(name, monkeypatch):
-    make, engine, longest = ENGINES[name]
-    monkeypatch.setattr(generators, "MAX_RING_BANDS", longest)
-    f = make()
-    assert isinstance(engine_for(f, 1.0, 1024, 10**8), engine)
-    return ap.calibrate(f, noise_multiplier=1.3, clip_norm=0.7, delta=1e-6)
-
-
-def rows_of(mechanism, dimension=D, seed=1, run=RUN, **options):
-    return np.array(list(mechanism.noise(dimension, key=ap.Key.insecure(seed), run=run, **options)))
 
 
 @EVERY_ENGINE
@@ -224,80 +124,6 @@ def test_long_rows_are_made_of_pieces(mechanism):
             run=RUN,
         )
         np.testing.assert_array_equal([stream.next()[""] for _ in range(9)], whole[:, part])
-
-
-@pytest.mark.parametrize("name", ["sqrt-toeplitz", "anti-pgd"])
-@pytest.mark.parametrize("rows", [4, 8, 36, 200])
-def test_regenerated_rows_agree_with_float64_for_every_memory(name, rows):
-    """150 steps that depend on all others, or only the last does; all fit in memory or not."""
-    f = ap.design(name, steps=150)
-    m = ap.calibrate(f, noise_multiplier=1.3)
-    stream = m.noise(64, key=ap.Key.insecure(1), run=RUN, memory=4 * CHUNK * rows + 11)
-    assert isinstance(stream._engine, RegenerationEngine)
-    assert stream.memory == 4 * CHUNK * min(rows, 152)
-    made = np.array(list(stream), dtype=np.float64)
-    Z = np.array([normals(stream, t)[:64] for t in range(150)], dtype=np.float64)
-    exact = m.noise_scale * solve_triangular(f.encoder(), Z, lower=True)
-    np.testing.assert_allclose(made, exact, atol=1e-5 * m.noise_scale)
-
-
-def test_earlier_normals_are_drawn_once_for_many_rows():
-    engine = engine_for(ap.design("sqrt-toeplitz", steps=150), 1.0, CHUNK, 4 * CHUNK * 8)
-    assert [t for t in range(150) if engine.begin(t)] == list(range(0, 150, 8))
-
-
-@pytest.mark.parametrize(
-    ("name", "restarts"),
-    [
-        ("independent", lambda step: step),
-        ("ring", lambda step: 0),
-        ("ring, blocks", lambda step: step // 5 * 5),
-        ("buffers, restarts", lambda step: step // 5 * 5),
-        ("regenerated", lambda step: step),
-        ("tree, plain", lambda step: 0),
-        ("moving, kept", lambda step: max(step - 8, 0)),
-        ("moving, drawn again", lambda step: step),
-    ],
-)
-def test_rows_are_made_again_from_the_last_restart_on(mechanism, restarts):
-    engine = engine_for(mechanism.factorization, 1.0, CHUNK, 10**8)
-    assert [engine.restart(step) for step in range(T)] == [restarts(step) for step in range(T)]
-
-
-def test_the_memory_of_each_engine():
-    """In rows: p − 1 for p diagonals, one for each level or buffer; 0 for independent noise."""
-    kept = {
-        "independent": 0, "ring": 3, "ring, one diagonal": 0, "ring, two diagonals": 1,
-        "ring, blocks": 4, "ring, whole": T - 1, "tree, plain": 6, "tree, online": 6,
-        "regenerated": T, "regenerated, blocks": 8,
-    }  # fmt: skip
-    for name, vectors in kept.items():
-        make, kind, longest = ENGINES[name]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(generators, "MAX_RING_BANDS", longest)
-            engine = engine_for(make(), 1.0, 3 * CHUNK, 10**8)
-        assert isinstance(engine, kind), name
-        assert engine.memory == vectors * 4 * 3 * CHUNK, name
-    streamed = ap.design("dp-mf", steps=T)
-    assert engine_for(streamed, 1.0, 3 * CHUNK, 10**8).memory == streamed.buffers * 4 * 3 * CHUNK
-
-
-def test_four_earlier_normals_are_drawn_again_and_five_are_kept():
-    """Also where there is memory for no more than that."""
-    for bands, rows in ((2, 0), (5, 0), (6, 5)):
-        needed = rows * 4 * CHUNK
-        assert (
-            engine_for(ap.design("bisr", steps=T, bands=bands), 1.0, CHUNK, needed).memory == needed
-        )
-    with pytest.raises(ValueError, match=f"an inverse of 6 diagonals takes {needed} bytes"):
-        engine_for(ap.design("bisr", steps=T, bands=6), 1.0, CHUNK, needed - 1)
-
-
-def test_64_diagonals_are_kept_and_65_are_drawn_again():
-    for steps, kind in ((63, RingBufferEngine), (64, RingBufferEngine), (65, RegenerationEngine)):
-        assert isinstance(
-            engine_for(ap.design("sqrt-toeplitz", steps=steps), 1.0, CHUNK, 10**8), kind
-        )
 
 
 def test_threads_are_for_long_rows(monkeypatch):
@@ -517,12 +343,6 @@ def test_the_float64_reference_is_that_of_the_encoder(name):
     np.testing.assert_allclose(
         solved(f, Z), solve_triangular(f.encoder(), Z, lower=True), atol=1e-10
     )
-
-
-def normals(stream, step, lane=0):
-    out = np.empty(1024, np.float32)
-    stream._pieces[0].normals.fill(step, 0, out, lane=lane)
-    return out
 
 
 def test_256_streams_are_uncorrelated():
@@ -836,14 +656,3 @@ def test_short_rows_are_not_prepared():
     stream.prepare()
     assert stream._ahead is None
     assert stream._pool is None
-
-
-def test_accumulate_stays_within_bounds():
-    """Numba does not check bounds; the numbers behind the rows must stay as they are."""
-    rng = np.random.default_rng(5)
-    c, z = (rng.normal(size=shape).astype(np.float32) for shape in ((12, 8), (2, 8, CHUNK)))
-    whole = np.zeros((2, 32, CHUNK), np.float32)
-    generators.accumulate(c, z, whole[:, :8], 4)
-    np.testing.assert_allclose(whole[:, 4:8], c[:4] @ z, atol=1e-5)
-    assert not whole[:, :4].any()
-    assert not whole[:, 8:].any()

@@ -12,7 +12,7 @@ from scipy.linalg import solve_triangular
 import antiphase as ap
 from antiphase.noise import generators
 from tests.noise import test_stream as streams
-from tests.noise.test_stream import RUN, normals
+from tests.noise.engines import RUN, normals
 from tests.statistical import whitening
 
 pytestmark = pytest.mark.slow
