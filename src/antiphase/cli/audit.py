@@ -41,7 +41,7 @@ def audit(
         int | None, Option(help="Canaries of --one-run (4000).", min=2, show_default=False)
     ] = None,
     confidence: Annotated[
-        float | None, Option(help="Of an alarm (0.999999; 0.999 with --one-run).")
+        float | None, Option(help="Confidence of an alarm (0.999999; one run: 0.999).")
     ] = None,
     figure: Annotated[Path | None, Option(help="Draw the trade-offs found and claimed.")] = None,
     display: options.Display,

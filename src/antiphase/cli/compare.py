@@ -33,7 +33,7 @@ def compare(
         Option(
             "--mechanism",
             "-m",
-            help="May be repeated; as in dp-mf+:tau=128 or dp-sgd:poisson.",
+            help="Mechanism, may be repeated: dp-mf+:tau=128, dp-sgd:poisson.",
             autocompletion=_matching_mechanisms,
         ),
     ] = None,

@@ -110,7 +110,7 @@ class Epochs:
     """Length of the training."""
 
     steps: Annotated[int, Option(help="Number of steps.", min=1, show_default=False)]
-    epochs: Annotated[int, Option(help="Epochs in a fixed order.", min=1)] = 1
+    epochs: Annotated[int, Option(help="Epochs: participations per record.", min=1)] = 1
 
     def participation(self) -> Participation:
         """Return the participation that the options describe."""
@@ -143,9 +143,9 @@ class Optimizer:
     """The optimizer, SGD."""
 
     lr: LearningRate = 1.0
-    schedule: Annotated[str, Option(help="Of the rate.", click_type=one_of(*SCHEDULES))] = (
-        "constant"
-    )
+    schedule: Annotated[
+        str, Option(help="Learning-rate schedule.", click_type=one_of(*SCHEDULES))
+    ] = "constant"
     momentum: Annotated[float, Option(help="Momentum, below 1.", min=0.0)] = 0.0
     nesterov: Annotated[bool, Option("--nesterov", help="Nesterov momentum.")] = False
     weight_decay: Annotated[float, Option(help="Weight decay.", min=0.0)] = 0.0
@@ -223,14 +223,14 @@ class BatchSampling:
     """Adjacency and the sampling of batches."""
 
     adjacency: Annotated[
-        str, Option(help="Neighbouring data sets.", click_type=one_of(*ADJACENCIES))
+        str, Option(help="How neighbouring data sets differ.", click_type=one_of(*ADJACENCIES))
     ] = "zero-out"
     sampler: Annotated[
         str | None,
         Option(help="How batches are drawn.", click_type=one_of(*AMPLIFYING), show_default=False),
     ] = None
     sampling_rate: Annotated[
-        float | None, Option(help="Of poisson and cyclic-poisson.", show_default=False)
+        float | None, Option(help="Probability that a record is in a batch.", show_default=False)
     ] = None
 
     @property

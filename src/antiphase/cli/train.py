@@ -60,7 +60,7 @@ class RecipeOptions:
         str, Option(help="As they are, or standardised.", click_type=options.one_of(*INPUTS))
     ] = "range"
     mode: Annotated[
-        str, Option(help="Of clipping.", click_type=options.one_of(*CLIPPING_MODES))
+        str, Option(help="How gradients are clipped.", click_type=options.one_of(*CLIPPING_MODES))
     ] = "hooks"
 
     def recipe(self, calibration: options.Calibration, optimizer: options.Optimizer) -> Recipe:
@@ -132,7 +132,7 @@ def train(
     optimizer: TrainingOptimizer,
     run: TrialOptions,
     folder: options.DataFolder = None,
-    weights: Annotated[Path | None, Option("--output", "-o", help="File for weights.")] = None,
+    weights: Annotated[Path | None, Option("--output", "-o", help="File for the weights.")] = None,
     report: ReportOptions,
     display: options.Display,
 ) -> None:
