@@ -75,7 +75,7 @@ LINES = [
          "if current is None or (current.st_dev, current.st_ino) != (held.st_dev, held.st_ino):",
          "if current is None:",
          KEYS + "test_a_ledger_that_is_taken_away_in_use_stops_the_run[replaced by a copy]"),
-    Line("_util/locks.py", "if lock.exists() and not _disappears(lock, LOCK_TIMEOUT):", "if False:",
+    Line("_util/locks.py", "if not _wait_for(lambda: not lock.exists(), LOCK_TIMEOUT):", "if False:",
          KEYS + "test_without_flock_a_held_lock_file_stops_the_run"),
     Line("_util/locks.py", "if error.errno not in NO_FLOCK:", "if False:",
          KEYS + "test_a_lock_that_fails_for_another_reason_is_an_error"),

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def exclusive(handle: int, path: Path) -> Iterator[bool]:
     if acquire_flock(handle):
         try:
             # PRIVACY: a process for which the disk has no locks would not notice ours.   [G15]
-            if lock.exists() and not _disappears(lock, LOCK_TIMEOUT):
+            if not _wait_for(lambda: not lock.exists(), LOCK_TIMEOUT):
                 raise _lock_timeout(lock)
             yield True
         finally:
@@ -89,20 +89,7 @@ def lock_path(path: Path) -> Path:
 
 def acquire_lock_file(lock: Path, timeout: float) -> bool:
     """Create ``lock`` exclusively within ``timeout`` seconds; returns whether this succeeded."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            handle = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(POLL_INTERVAL)
-            continue
-        try:
-            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        finally:
-            os.close(handle)
-        return True
+    return _wait_for(lambda: _create(lock), timeout)
 
 
 def release_lock_file(lock: Path) -> None:
@@ -116,10 +103,22 @@ def release_lock_file(lock: Path) -> None:
         ) from None
 
 
-def _disappears(lock: Path, timeout: float) -> bool:
-    """Whether ``lock`` is deleted within ``timeout`` seconds."""
+def _create(lock: Path) -> bool:
+    try:
+        handle = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return False
+    try:
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    finally:
+        os.close(handle)
+    return True
+
+
+def _wait_for(condition: Callable[[], bool], timeout: float) -> bool:
+    """Whether a condition becomes true within ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
-    while lock.exists():
+    while not condition():
         if time.monotonic() >= deadline:
             return False
         time.sleep(POLL_INTERVAL)

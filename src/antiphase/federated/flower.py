@@ -265,10 +265,10 @@ class DifferentialPrivacyCorrelatedNoise(Strategy):
             return
         plan = self.mechanism.factorization.participation.describe()
         text = (
-            f"{selected} of {self.num_sampled_clients} clients selected: {connected} are connected, "
-            f"and this plan ({plan}; {self.rounds} rounds of {self.num_sampled_clients}) needs at "
-            f"least {server.min_population}. The noise stays as planned. Use fewer clients a round, "
-            "fewer rounds, or a smaller min_separation"
+            f"{selected} of {self.num_sampled_clients} clients selected: {connected} are "
+            f"connected, and this plan ({plan}; {self.rounds} rounds of "
+            f"{self.num_sampled_clients}) needs at least {server.min_population}. The noise stays "
+            "as planned. Use fewer clients a round, fewer rounds, or a smaller min_separation"
         )
         log(WARNING, text)
 
