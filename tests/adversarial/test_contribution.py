@@ -230,7 +230,7 @@ class Sums:
             expected_batch_size=expected,
             loss_reduction="sum",
         )
-        self.optimizer.release = SimpleNamespace(most_examples=expected)
+        self.optimizer.release = SimpleNamespace(max_batch_size=expected)
 
     def __call__(self, inputs, weights, context=contextlib.nullcontext):
         """The sum that a `Release` receives: float32, all tensors in one vector."""

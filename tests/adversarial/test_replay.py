@@ -68,7 +68,7 @@ class Watched:
     def __init__(self, release, forced):
         self.release, self.forced = release, forced
         self.group, self.prepare = release.group, release.prepare
-        self.most_examples = release.most_examples
+        self.max_batch_size = release.max_batch_size
         self.queries, self.out, self.shapes = [], [], []
 
     def __call__(self, sums, examples):

@@ -203,7 +203,7 @@ BUGS = [
         RELEASE + "test_stepping_the_inner_optimizer_is_refused[hooks]"),
     Bug(18, "the divisor leaves bad examples out", "", "torch/private_optimizer.py",
         "self.release([p.summed_grad for p in optimizer.params], self.examples)",
-        "[t * (1 + self.bad_examples) for t in self.release([p.summed_grad for p in "
+        "[t * (1 + self.nonfinite_examples) for t in self.release([p.summed_grad for p in "
         "optimizer.params], self.examples)]",
         "tests/adversarial/test_replay.py::test_a_few_neighbours[hooks]"),
     Bug(18, "a mean over the batch in the loss", "",
@@ -252,7 +252,8 @@ BUGS = [
     Bug(26, "bad examples are counted aloud", "", "torch/private_optimizer.py",
         "+= int((~mask).sum())\n\n",
         '+= int((~mask).sum())\n            __import__("logging").warning("%d", '
-        'self.bad_examples)\n\n', "tests/adversarial/test_replay.py::test_a_few_neighbours[hooks]"),
+        'self.nonfinite_examples)\n\n',
+        "tests/adversarial/test_replay.py::test_a_few_neighbours[hooks]"),
     Bug(5, "another process has gone on from the same checkpoint",
         "ours: ledgers were read when a run began, once", "ledger/write_ahead.py",
         "more = self._size() - RECORD_SIZE * len(self._records)",

@@ -431,7 +431,7 @@ LINES = [
          SETTINGS + "test_a_second_make_private_voids_the_first"),
     Line("torch/release.py", "        for guard in self.guards:\n            guard()\n", "",
          SETTINGS + "test_a_changed_clip_norm_is_refused_before_anything_is_released[hooks]"),
-    Line("torch/release.py", "if count > self.most_examples:", "if False:",
+    Line("torch/release.py", "if count > self.max_batch_size:", "if False:",
          RELEASE + "test_accumulating_more_batches_than_planned_is_refused"),
     Line("torch/gradient_terms.py", "return Bound(row_norms(self.rows), floor)",
          "return Bound(row_norms(self.rows))",

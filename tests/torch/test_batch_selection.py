@@ -296,11 +296,11 @@ def test_a_resumed_run_has_the_same_batches(make, tmp_path):
 
 def test_the_number_of_examples_of_a_step_is_limited():
     """Fixed-order batches to the batch size, sampled ones to 2 × 8 + 100."""
-    assert private(independent())[0]._training.release.most_examples == 2 * 8 + 100
+    assert private(independent())[0]._training.release.max_batch_size == 2 * 8 + 100
     fixed = ap.calibrate(ap.design("dp-mf", steps=STEPS, epochs=2), noise_multiplier=1.0)
     assert (
         private(fixed, DataLoader(dataset(), batch_size=8), epochs=2)[
             0
-        ]._training.release.most_examples
+        ]._training.release.max_batch_size
         == 8
     )

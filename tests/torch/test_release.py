@@ -131,7 +131,7 @@ def test_examples_that_are_not_finite_contribute_nothing(mode, value):
             twin, (batch[0][kept], batch[1][kept]), 0.5 * (1 - one.optimizer.clip_margin)
         )
         torch.testing.assert_close(first, expected, atol=2e-5, rtol=1e-5)
-        assert one.optimizer.bad_examples == 1
+        assert one.optimizer.nonfinite_examples == 1
 
 
 def test_an_empty_batch_releases_a_row_of_noise():

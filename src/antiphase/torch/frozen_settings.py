@@ -16,12 +16,12 @@ from antiphase.torch.distributed import plain
 SCALARS = (bool, int, float, str, type(None))
 # Attributes that training itself changes, or that nothing released depends on.
 VOLATILE = {
-    "training", "examples", "bad_examples", "pending", "first", "step_hook", "generator",
+    "training", "examples", "nonfinite_examples", "pending", "first", "step_hook", "generator",
     "secure_mode", "release",  # for release see `ReleasedOnce`
 }  # fmt: skip
 OVERRIDABLE = {"step", "zero_grad"}  # schedulers and trainers of torch wrap these
 RELEASE_SETTINGS = (
-    "mechanism", "key", "divisor", "batches", "ledger", "group", "data", "most_examples", "steps",
+    "mechanism", "key", "divisor", "batches", "ledger", "group", "data", "max_batch_size", "steps",
 )  # fmt: skip
 LOADER_SETTINGS = ("dataset", "batch_sampler", "collate_fn")
 MAX_VALUE_LENGTH = 200  # characters of a value in a message

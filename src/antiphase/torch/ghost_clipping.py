@@ -132,7 +132,7 @@ class GhostClipping(PerExampleClipping):
         self.count(count, mask)
         self.clipped_to.add(float(self.max_grad_norm))
         factors = clip_factors(norms, self.max_grad_norm, self.clip_margin)
-        group, buffers = group_size(self.most_examples), wrapped.recorder.buffers
+        group, buffers = group_size(self.max_batch_size), wrapped.recorder.buffers
         # A parameter without a name was added later, which the checks of a release refuse.
         names = {id(p): name for name, p in wrapped._module.named_parameters()}
         named = [(names.get(id(p)), p) for p in self.params]

@@ -125,7 +125,7 @@ class _CheckedExamples:
                 f"{samples} samples in one step, of which {self._accounted_samples()} would be "
                 "accounted for. Nothing was released. Take one step for each batch"
             )
-        limit = getattr(self._optimizer, "most_examples", count)
+        limit = getattr(self._optimizer, "max_batch_size", count)
         if count > limit:
             raise ParticipationError(
                 f"{count} examples in one step, and the rounding of sums is covered for {limit}. "

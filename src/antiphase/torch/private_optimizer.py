@@ -36,7 +36,7 @@ class PerExampleClipping:
 
     clip_and_accumulate: Any
     examples = 0  # whose gradients are in the current sum
-    bad_examples = 0  # left out because their gradients are not finite; private
+    nonfinite_examples = 0  # left out because their gradients are not finite; private
     _open = False  # whether the inner optimizer may step
 
     @property
@@ -53,20 +53,20 @@ class PerExampleClipping:
             )
 
     @property
-    def most_examples(self) -> int:
+    def max_batch_size(self) -> int:
         """The most examples of one step for which the rounding of sums is bounded. Public."""
         return 2 * int(cast(DPOptimizer, self).expected_batch_size or 0) + 100
 
     @property
     def clip_margin(self) -> float:
         """Relative amount by which examples are clipped below the clip norm."""
-        return clip_margin(self.most_examples)
+        return clip_margin(self.max_batch_size)
 
     def count(self, examples: int, mask: Tensor | None) -> None:
         """Count examples that are to be added to the sum."""
         self.examples += examples
         if mask is not None:
-            self.bad_examples += int((~mask).sum())
+            self.nonfinite_examples += int((~mask).sum())
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Forget the gradients of the current step."""
@@ -159,7 +159,7 @@ class FlatClipping(PerExampleClipping):
         mask = finite_mask(norms)
         self.count(len(norms), mask)
         factors = clip_factors(norms, optimizer.max_grad_norm, self.clip_margin)
-        totals = weighted_sums(factors, gradients, mask, group_size(self.most_examples))
+        totals = weighted_sums(factors, gradients, mask, group_size(self.max_batch_size))
         for p, total in zip(optimizer.params, totals, strict=True):
             _check_processed_flag(p.grad_sample)
             add_to_sum(p, total)
@@ -182,7 +182,7 @@ class PerLayerClipping(PerExampleClipping):
             _check_processed_flag(p.grad_sample)
             own = norms_to_clip_by(example_norms([term.rows])[0], [term.uncancelled])
             factors = clip_factors(own, clip_norm, self.clip_margin)
-            group = group_size(self.most_examples)
+            group = group_size(self.max_batch_size)
             add_to_sum(p, weighted_sum(factors, term.rows, mask, group))
             _mark_as_processed(p.grad_sample)
 
@@ -240,9 +240,9 @@ class PrivateStep(PerExampleClipping):
             self._open = False
 
     @property
-    def most_examples(self) -> int:
+    def max_batch_size(self) -> int:
         """The most examples of one step for which the rounding of sums is bounded. Public."""
-        return self.release.most_examples
+        return self.release.max_batch_size
 
     def gather(self) -> None:
         """Add the examples of the last backward pass to ``p.summed_grad``."""

@@ -35,7 +35,7 @@ class Release(NoiseRun):
         divisor: the public number that noisy sums are divided by.
         batches: records which examples are in a step; None if participation is trusted.
         ledger: counts who takes part; None if participation is trusted.
-        most_examples: the largest batch, all processes together.
+        max_batch_size: the largest batch, all processes together.
         options: arguments of `NoiseRun`.
 
     Attributes:
@@ -52,11 +52,11 @@ class Release(NoiseRun):
         *,
         batches: RecordedBatches | None,
         ledger: ParticipationLedger | None,
-        most_examples: int,
+        max_batch_size: int,
         **options: Any,
     ) -> None:
         super().__init__(mechanism, key, shapes, **options)
-        self.divisor, self.most_examples = divisor, most_examples
+        self.divisor, self.max_batch_size = divisor, max_batch_size
         self.batches, self.ledger = batches, ledger
         self.guards: list[Callable[[], None]] = []
         self._void = ""  # why nothing may be released any more
@@ -128,10 +128,10 @@ class Release(NoiseRun):
                 )
             self.ledger.check(step, indices)
         # PRIVACY: the rounding of sums is covered for so many examples, and no more.   [G16]
-        if count > self.most_examples:
+        if count > self.max_batch_size:
             raise ParticipationError(
                 f"step {step}: {count} examples, and the rounding of sums is covered for "
-                f"{self.most_examples}. Nothing was released. Use a loader with that batch size"
+                f"{self.max_batch_size}. Nothing was released. Use a loader with that batch size"
             )
         return indices
 

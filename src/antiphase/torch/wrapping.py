@@ -219,7 +219,7 @@ def _release(
         ledger=ledger,
         group=group,
         # The rounding of sums is covered for so many examples.
-        most_examples=int(batch_size) if _is_fixed_order(loader) else 2 * int(batch_size) + 100,
+        max_batch_size=int(batch_size) if _is_fixed_order(loader) else 2 * int(batch_size) + 100,
         memory=request.memory,
         data=earlier_runs.fingerprint(key, getattr(request.data_loader, "dataset", None)),
         steps=steps,

@@ -56,7 +56,7 @@ def noise(rank, world, folder):
         batches=None,
         ledger=None,
         group=Group.current(),
-        most_examples=100,
+        max_batch_size=100,
     )
     release.begin(RUN)
     return [release([torch.zeros(shape) for shape in shapes.values()], 0) for _ in range(3)]
@@ -163,7 +163,7 @@ def train(
         "epsilon": engine.get_epsilon(1e-5),
         "spent": engine.get_epsilon(1e-5, spent=True),
         "drawn": drawn,
-        "bad": optimizer.bad_examples,
+        "bad": optimizer.nonfinite_examples,
     }
 
 
