@@ -69,16 +69,8 @@ class Once(Participation):
     """Each record takes part in one step."""
 
     fixed_order = True
-
-    @property
-    def max_participations(self) -> int:
-        """1."""
-        return 1
-
-    @property
-    def separation(self) -> int:
-        """`sys.maxsize`: there is no second participation."""
-        return sys.maxsize
+    max_participations = 1
+    separation = sys.maxsize
 
     def patterns(self, steps: int) -> list[Indices]:
         """Each step on its own."""

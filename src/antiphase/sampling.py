@@ -93,7 +93,18 @@ class HashSlots(Sampling):
 
 
 @dataclass(frozen=True)
-class Poisson(Sampling):
+class _RateSampling(Sampling):
+    """A scheme with a sampling rate."""
+
+    rate: float = field()
+    amplifies = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", checked_rate("sampling_rate", self.rate))
+
+
+@dataclass(frozen=True)
+class Poisson(_RateSampling):
     """Poisson sampling: each record is in each batch with probability ``rate``, independently.
 
     For independent noise only (DP-SGD).
@@ -108,17 +119,12 @@ class Poisson(Sampling):
         <Mechanism dp-sgd, 100 steps, once: noise multiplier 0.902..., clip norm 1, ...>
     """
 
-    rate: float = field()
     name = "poisson"
     label = "Poisson batches"
     description = (
         "Poisson samples, each record in each batch by an independent coin; the amplification "
         "claimed here holds for this sampler and no other"
     )
-    amplifies = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", checked_rate("sampling_rate", self.rate))
 
     def accountant(self, factorization: Factorization, adjacency: str = "zero-out") -> Accountant:
         """A `PoissonAccountant`."""
@@ -126,7 +132,7 @@ class Poisson(Sampling):
 
 
 @dataclass(frozen=True)
-class CyclicPoisson(Sampling):
+class CyclicPoisson(_RateSampling):
     """Cyclic Poisson sampling: step t samples from group ``t mod p`` of the records.
 
     For p-banded encoders: records are assigned to p groups once. Within its group a record is
@@ -136,17 +142,12 @@ class CyclicPoisson(Sampling):
         rate: probability that a record is in a batch, over a random assignment to groups.
     """
 
-    rate: float = field()
     name = "cyclic-poisson"
     label = "cyclic Poisson"
     description = (
         "cyclic Poisson samples, in step t from group t mod p of the records, each by an "
         "independent coin; the amplification claimed here holds for this sampler and no other"
     )
-    amplifies = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", checked_rate("sampling_rate", self.rate))
 
     def accountant(self, factorization: Factorization, adjacency: str = "zero-out") -> Accountant:
         """A `CyclicPoissonAccountant`."""
@@ -182,7 +183,7 @@ AMPLIFYING = tuple(name for name, kind in KINDS.items() if kind.amplifies)
 
 def has_rate(name: str) -> bool:
     """Whether the scheme of that name has a sampling rate."""
-    return name in (Poisson.name, CyclicPoisson.name)
+    return issubclass(KINDS[name], _RateSampling)
 
 
 def parse(name: str, rate: float | None = None) -> Sampling:

@@ -11,6 +11,7 @@ from antiphase.mechanism import Mechanism
 from antiphase.noise import Key
 
 if TYPE_CHECKING:
+    from antiphase.noise.generators import Engine
     from antiphase.noise.stream import NoiseStream
 
 MAX_REGENERATED_WIDTH = 8192  # numbers in a row that is timed if rows are regenerated
@@ -30,13 +31,11 @@ def padded(parameters: int) -> int:
 
 def kept_bytes(mechanism: Mechanism, parameters: int) -> int:
     """Bytes that the noise keeps from step to step; scaled up from a small model."""
-    from antiphase.noise.generators import engine_for
-
     row = padded(parameters)
     width = min(row, MAX_REGENERATED_WIDTH)
-    engine = engine_for(mechanism.factorization, mechanism.noise_scale, width, ENOUGH_BYTES)
+    engine = _engine(mechanism, width)
     needed = engine.memory // width * row
-    if _is_regenerated(mechanism):  # as many rows as fit, at least four
+    if engine.regenerates:  # as many rows as fit, at least four
         return min(needed, max(MAX_BYTES // (16 * row), 1) * 16 * row)
     return needed
 
@@ -54,7 +53,7 @@ def row_seconds(mechanism: Mechanism, parameters: int, memory: int) -> float:
         return mechanism.noise(width, key=Key.insecure(0), memory=limit)  # nothing is released
 
     row = padded(parameters)
-    if not _is_regenerated(mechanism):
+    if not _engine(mechanism, padded(1)).regenerates:
         width = max(min(parameters, MAX_WIDTH, MAX_BYTES * row // max(memory, 1)), 1)
         stream(width).next()  # compiles
         times = _times(stream(width), min(mechanism.steps, MAX_ROWS))
@@ -67,13 +66,10 @@ def row_seconds(mechanism: Mechanism, parameters: int, memory: int) -> float:
     return row / width * sum(_times(last, rows)) / rows
 
 
-def _is_regenerated(mechanism: Mechanism) -> bool:
-    """Whether the noise keeps no state, and draws all earlier normals again."""
+def _engine(mechanism: Mechanism, width: int) -> Engine:
     from antiphase.noise.generators import engine_for
-    from antiphase.noise.normals import CHUNK
 
-    engine = engine_for(mechanism.factorization, mechanism.noise_scale, CHUNK, ENOUGH_BYTES)
-    return engine.regenerates
+    return engine_for(mechanism.factorization, mechanism.noise_scale, width, ENOUGH_BYTES)
 
 
 def _times(stream: NoiseStream, rows: int) -> list[float]:
