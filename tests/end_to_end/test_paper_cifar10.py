@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments import accuracies, cifar10, runner, scattering
-from tests.experiments.kept import cached
+from tests.experiments.cached_data import cached
 
 pytestmark = [pytest.mark.issue(9), pytest.mark.long, pytest.mark.study]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from experiments import accuracies, mnist, runner
-from tests.experiments.kept import cached
-from tests.experiments.private import by_engine, sampled_by_engine
+from tests.experiments.cached_data import cached
+from tests.experiments.engine_training import by_engine, sampled_by_engine
 
 pytestmark = [pytest.mark.issue(9), pytest.mark.long, pytest.mark.study]
 

@@ -10,7 +10,7 @@ from antiphase.band_selection import design_for_cyclic_poisson
 from antiphase.torch import PrivacyEngine
 from antiphase.torch.batch_selection import PoissonBatches
 from experiments import amplified, mnist, runner
-from tests.experiments.private import linear, run, tensors
+from tests.experiments.engine_training import linear, run, tensors
 
 CELL = (
     mnist.COMMON

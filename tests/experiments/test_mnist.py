@@ -10,7 +10,7 @@ import torch
 from antiphase import data
 from antiphase.torch.spectrum import spectrum
 from experiments import accuracies, linear_training, mnist, runner
-from tests.experiments.private import by_engine, linear, reference_loss, sampled_by_engine
+from tests.experiments.engine_training import by_engine, linear, reference_loss, sampled_by_engine
 
 SMALL = {
     "steps": 28,
