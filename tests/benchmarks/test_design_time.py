@@ -78,7 +78,7 @@ def timed(*arguments, **options):
 
 @pytest.mark.issue(4)
 @pytest.mark.alone
-def test_2048_steps(shown):
+def test_single_participation_of_2048_steps(shown):
     ap.design("dp-mf", steps=64)  # compiled once
     f, gap, took = timed("dp-mf", steps=2048, buffers="exact")
     shown(
@@ -102,7 +102,7 @@ def test_2048_steps(shown):
 @pytest.mark.issue(4)
 @pytest.mark.long  # a limit in seconds, and a machine may be busy
 @pytest.mark.alone
-def test_the_first_time(shown, tmp_path):
+def test_the_first_design_of_an_installation(shown, tmp_path):
     """A process with an empty compilation cache, on one core."""
     code = (
         "import antiphase as ap\nfor b in ('exact', 'auto'): ap.design('dp-mf', steps=2048, "
@@ -128,7 +128,7 @@ def test_the_first_time(shown, tmp_path):
 @pytest.mark.issue(4)
 @pytest.mark.long
 @pytest.mark.alone
-def test_a_million_steps(shown):
+def test_single_participation_of_a_million_steps(shown):
     times = {}
     for steps in (10_000, 100_000, 1_000_000):
         f, gap, times[steps] = timed("dp-mf", steps=steps)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_what_is_asked_holds(shown, tmp_path, name):
+def test_claims_hold(shown, tmp_path, name):
     command = [
         sys.executable,
         "-m",
@@ -40,7 +40,7 @@ def test_what_is_asked_holds(shown, tmp_path, name):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_where_a_peer_wins_the_page_says_so_and_why(shown):
+def test_the_page_lists_every_loss_with_a_reason(shown):
     """The page lists every comparison in which a peer is ahead, with a reason."""
     measured, page = ROOT / "results" / "benchmarks.json", ROOT / "docs" / "benchmarks.md"
     if not (measured.exists() and page.exists()):

@@ -50,7 +50,7 @@ def test_every_question_has_all_its_parts():
             assert callable(getattr(module, part)), (name, part)
 
 
-def test_both_sides_take_turns_and_the_first_call_is_apart():
+def test_timings_alternate_and_separate_the_first_call():
     done = []
     found = timing.take_turns(
         {"a": lambda: done.append("a"), "b": lambda: done.append("b")}, repetitions=3, warm=2
@@ -80,7 +80,7 @@ def test_claims_hold_or_do_not():
     assert [claim.holds for claim in design.claims(a_design(above=1e-8))] == [True, False, True]
 
 
-def test_where_a_peer_is_ahead_is_said():
+def test_losses_list_what_a_peer_does_better():
     assert design.losses(a_design()) == []
     lost = design.losses(a_design(above=1e-12))
     assert len(lost) == 3
@@ -99,7 +99,7 @@ def a_row(name, first, median):
     }
 
 
-def test_a_first_row_that_is_slower_is_said():
+def test_a_slower_first_row_is_a_loss():
     """Theirs was compiled before; whoever is ahead in the first row may be behind in all others."""
     names = [*noise.COUNTERPARTS, *dict.fromkeys(noise.COUNTERPARTS.values())]
     assert noise.losses({"rows": [a_row(name, 0.02, 0.004) for name in names]}) == []
@@ -123,7 +123,7 @@ def a_step(what, ratio, alone):
     }
 
 
-def test_what_is_slower_in_a_step_is_said_for_the_step_and_alone_and_with_its_own_reason():
+def test_slower_steps_and_optimizers_are_losses_with_their_reasons():
     def lost(*rows, epochs=()):
         return step.losses({"rows": rows, "epochs": list(epochs)})
 
@@ -157,7 +157,7 @@ def test_the_page_shows_claims_losses_tables_and_figures(tmp_path):
     assert [p.name for p in (tmp_path / "figures").iterdir()] == ["benchmark-design.svg"]
 
 
-def test_errors_of_others_are_recomputed():
+def test_errors_of_peers_are_recomputed():
     """The optimum's own encoder is at the optimum, and independent noise is where it should be."""
     best = optimum(64, 1)
     assert excess(
@@ -167,7 +167,7 @@ def test_errors_of_others_are_recomputed():
     assert excess(np.eye(64), 4, 1.0) == pytest.approx(4 * 64 * 65 / 2 - 1)
 
 
-def test_records_are_kept_as_they_come_beside_earlier_ones(tmp_path):
+def test_records_are_written_at_once_beside_earlier_ones(tmp_path):
     path = tmp_path / "deeper" / "benchmarks.json"
     RecordFile(path, full=True).keep("noise", {"took": 1})
     RecordFile(path, full=False).keep("design", {"took": 2})

@@ -101,12 +101,12 @@ def test_mnist_is_downloaded_verified_and_loaded(shown, fresh):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10"])
-def test_the_others_are_downloaded_into_an_empty_cache(shown, fresh, name):
+def test_other_data_sets_are_downloaded_into_an_empty_cache(shown, fresh, name):
     download(shown, name, fresh)
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10"])
-def test_the_others_by_name(shown, name, monkeypatch):
+def test_other_data_sets_are_loaded_by_name(shown, name, monkeypatch):
     """With the user's own cache, as a user would: the first run downloads."""
     monkeypatch.delenv("ANTIPHASE_CACHE")
     check(shown, name, *loaded(name), "as a user loads it")

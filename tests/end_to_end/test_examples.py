@@ -104,7 +104,7 @@ def finished(printed):
     return re.search(r"weights: ([0-9a-f]{64})", printed)[1]
 
 
-def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_weights(tmp_path):
+def test_a_killed_run_ends_with_the_same_weights(tmp_path):
     """Two copies of one run with its key: one continues, the other is killed once more."""
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     options = ("--epochs", 2, "--checkpoint-every", 5)  # 24 steps

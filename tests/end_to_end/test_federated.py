@@ -143,7 +143,7 @@ def test_a_thousand_rounds_with_5000_users(shown):
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
-def test_a_deployment_that_is_killed_goes_on(shown, tmp_path):
+def test_a_killed_deployment_continues(shown, tmp_path):
     """One SuperLink and three SuperNodes; a node is killed and restarted, then the server."""
     from tests.federated.deployment import Deployment
 

@@ -40,7 +40,7 @@ def column(page, number):
     return page.locator(f"table.grid tbody tr > :nth-child({number})").all_inner_texts()
 
 
-def test_one_file_from_disk_without_network_or_complaints(browser, path, shown):  # noqa: F811
+def test_the_page_is_one_file_without_network_and_errors(browser, path, shown):  # noqa: F811
     complaints, elsewhere = [], []
     for scheme in ("light", "dark"):
         for width in (1280, 400):
@@ -60,7 +60,7 @@ def test_one_file_from_disk_without_network_or_complaints(browser, path, shown):
     assert elsewhere == []
 
 
-def test_it_sorts(opened, shown):
+def test_tables_sort(opened, shown):
     p = opened()
     head = p.locator("table.grid thead th").nth(1)
     before = column(p, 2)
@@ -162,7 +162,7 @@ def test_keys_and_labels(opened, shown):
     assert p.locator("#chart-6 [aria-live]").inner_text().startswith("i = 3–4, j = 1–2: ")
 
 
-def test_everything_is_reached_by_tab_from_the_skip_link_on(opened):
+def test_tab_reaches_everything_from_the_skip_link(opened):
     p = opened()
     p.keyboard.press("Tab")
     assert p.evaluate("document.activeElement.className") == "skip"
@@ -178,7 +178,7 @@ def test_everything_is_reached_by_tab_from_the_skip_link_on(opened):
     assert {"scroll", "button", "summary", "plot", "label", "copy"} <= seen
 
 
-def test_it_prints_in_light_colours(opened, shown):
+def test_the_page_prints_in_light_colours(opened, shown):
     p = opened(color_scheme="dark")
     pdf = p.pdf(format="A4", print_background=True)
     pages = len(re.findall(rb"/Type\s*/Page\b", pdf))
@@ -196,7 +196,7 @@ def test_it_prints_in_light_colours(opened, shown):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400, 320])
-def test_it_fits_and_can_be_read(opened, shown, tmp_path, width, scheme):
+def test_the_page_fits_and_is_legible(opened, shown, tmp_path, width, scheme):
     p = opened(width=width, color_scheme=scheme, has_touch=width < 500)
     p.screenshot(path=tmp_path / f"{width}-{scheme}.png", full_page=True)
     whole = p.evaluate("document.documentElement.scrollWidth")
@@ -239,7 +239,7 @@ def test_it_fits_and_can_be_read(opened, shown, tmp_path, width, scheme):
     assert line == ("rgb(255, 255, 255)" if scheme == "dark" else "rgb(0, 0, 0)")
 
 
-def test_a_finger_on_a_phone(opened):
+def test_touch_on_a_phone(opened):
     p = opened(width=400, has_touch=True)
     svg = p.locator("#chart-1 svg.narrow")
     svg.scroll_into_view_if_needed()
@@ -274,7 +274,7 @@ def test_without_javascript_it_shows_the_same(browser, path):  # noqa: F811
     one.page.close()
 
 
-def test_hostile_labels_run_nothing(browser, tmp_path, shown):  # noqa: F811
+def test_hostile_labels_are_not_executed(browser, tmp_path, shown):  # noqa: F811
     from antiphase.reporting import charts
 
     chart = charts.Lines(

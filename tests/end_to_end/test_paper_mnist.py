@@ -57,7 +57,7 @@ KINDS = {
 
 @pytest.mark.parametrize("epochs", EPOCHS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loop_is_the_engine(kept, shown, kind, epochs):
+def test_the_loop_equals_the_engine(kept, shown, kind, epochs):
     """One run of each mechanism, all 2,048 steps: same first weights, order and noise.
 
     The engine designs and calibrates by itself; what is advised, it is given.
@@ -82,7 +82,7 @@ def test_the_loop_is_the_engine(kept, shown, kind, epochs):
 
 
 @pytest.mark.parametrize("epochs", EPOCHS)
-def test_the_loop_is_opacus_on_poisson_samples(kept, shown, epochs):
+def test_the_loop_on_poisson_samples_equals_opacus_at_full_size(kept, shown, epochs):
     """As above, with Opacus' samples and noise; its clipping differs by 1e-5 of the clip norm."""
     some = {"mechanism": "dp-sgd", "poisson": True, "epochs": EPOCHS[epochs]} | mnist.COMMON
     some |= {"batch_size": mnist.BATCH_SIZES[EPOCHS[epochs]]}
@@ -127,7 +127,7 @@ def test_dp_mf_plus_is_at_least_dp_mf(settings, shown, which):
     assert all(gain >= -2 * error for gain, error in gains.values())
 
 
-def test_by_eight_points_at_a_tenth_with_one_epoch(settings, shown):
+def test_dp_mf_plus_gains_eight_points_at_a_tenth_in_one_epoch(settings, shown):
     gain, error = settings[ONCE]["DP-MF⁺ over DP-MF"]["0.1"]
     shown(
         "1 epoch, ε = 0.1, DP-MF⁺(τ = T) over DP-MF", f"{points(gain, error)} points", "at least 8"

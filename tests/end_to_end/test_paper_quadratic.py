@@ -61,7 +61,7 @@ def test_the_last_iterate_is_better_up_to_003_and_worse_at_01(rows, shown):
     assert change[0.1] > 0
 
 
-def test_what_diverges_is_shown_so(record, tmp_path, shown):
+def test_divergence_is_shown(record, tmp_path, shown):
     """Beyond 2/L: in the table, in the figure, and in no mean."""
     limit = 2 / record["settings"]["smoothness"]
     words = {row[0]: row for row in quadratic.tables(record)[0].rows}

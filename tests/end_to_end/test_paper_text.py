@@ -32,7 +32,7 @@ def settings(summary):
     return {name: summary[name] for name in ("as it is", "projected") if summary[name] is not None}
 
 
-def test_what_matching_the_workload_does_to_accuracy(summary, shown):
+def test_matching_the_workload_and_accuracy(summary, shown):
     """It is measured, whatever it is."""
     for name, setting in settings(summary).items():
         gains = setting["ahead"][f"{text.MATCHED} over {text.MF}"]
@@ -70,7 +70,7 @@ def test_dp_mf_plus_and_dp_mf_are_alike(summary, shown):
         assert all(error >= 0 for _, error in gains.values())
 
 
-def test_what_large_noise_does(summary, shown):
+def test_large_noise_makes_training_unstable(summary, shown):
     """The paper reports instability from a noise multiplier of 2.728 on.
 
     It shows in trials that end below the accuracy of the most frequent word, and in the share of
@@ -88,7 +88,7 @@ def test_what_large_noise_does(summary, shown):
         assert len(collapsed) == len(text.MULTIPLIERS)
 
 
-def test_the_projection_says_what_it_is(summary, shown):
+def test_the_projection_is_labelled(summary, shown):
     page = (ROOT / "docs" / "results.md").read_text().partition("\n## Text")[2]
     said = [
         words

@@ -60,7 +60,7 @@ def accuracies(rho, weight, epsilon, seeds, **changes):
     return [train(recipe, loaded("mnist"), seed=seed, insecure_noise=7).accuracy for seed in seeds]
 
 
-def test_mnist_in_short(shown, estimated):
+def test_mnist_at_epsilon_a_tenth_in_one_run(shown, estimated):
     """At ε = 0.1 the recommendation beats the damping that the largest curvature suggests."""
     found = advised_for_mnist(estimated, 0.1)
     top = 1 - 0.5 * TRAINING["learning_rate"] * estimated.top

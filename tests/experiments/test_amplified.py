@@ -21,7 +21,7 @@ CELL = (
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("images")
-def test_the_loop_on_cyclic_samples_is_the_engine():
+def test_the_loop_on_cyclic_samples_equals_the_engine():
     f = design_for_cyclic_poisson("toeplitz", 3, mnist.setting_of(CELL).workload)
     rate, trial = mnist.sampling_rate(CELL), 1
     made = ap.calibrate(

@@ -58,14 +58,14 @@ def poisson(monkeypatch):
 # ---- features ------------------------------------------------------------------------------------
 
 
-def test_wavelets_do_not_see_a_flat_image():
+def test_wavelets_of_a_flat_image_vanish():
     psi = scattering_features.morlets(40)
     assert psi.shape == (16, 40, 40)
     assert np.abs(psi[:, 0, 0]).max() < 1e-6
     assert (psi > 0.5).any(axis=(1, 2)).all()  # and each sees something
 
 
-def test_the_wavelets_cover_the_plane_where_edges_are():
+def test_wavelets_cover_the_frequency_plane():
     """Every frequency between the coarsest and the finest scale passes some filter."""
     power = (scattering_features.morlets(64) ** 2).sum(axis=0)
     y, x = np.meshgrid(
@@ -79,7 +79,7 @@ def test_the_wavelets_cover_the_plane_where_edges_are():
     assert ring.max() < 8 * ring.min()
 
 
-def test_features_of_a_grating_are_where_its_orientation_is():
+def test_a_grating_excites_its_orientation():
     """A grating excites the scale of its frequency and the orientation across its lines most."""
     angle = np.pi * 3 / 8
     y, x = np.mgrid[:32, :32]
@@ -90,7 +90,7 @@ def test_features_of_a_grating_are_where_its_orientation_is():
         assert maps[3 + 16 * colour :][:16].argmax() == 3
 
 
-def test_features_have_length_one_and_forget_contrast(images):
+def test_features_have_unit_norm_and_ignore_contrast(images):
     found = scattering_features.features(images.train.inputs)
     assert found.shape == (40, scattering_features.FEATURES) == (40, 1840)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
@@ -102,7 +102,7 @@ def test_features_have_length_one_and_forget_contrast(images):
     assert np.isfinite(black).all()
 
 
-def test_an_images_features_are_its_own(images):
+def test_features_depend_on_their_image_alone(images):
     """Whatever else is computed with it."""
     together = scattering_features.features(images.train.inputs[:7])
     np.testing.assert_allclose(
@@ -113,7 +113,7 @@ def test_an_images_features_are_its_own(images):
 # ---- loops ---------------------------------------------------------------------------------------
 
 
-def test_side_by_side_is_one_after_the_other():
+def test_models_side_by_side_equal_models_trained_alone():
     """Each of several models is the one that `loop.train` makes at its rate, with its noise."""
     rng = np.random.default_rng(1)
     inputs = rng.standard_normal((60, 12), dtype=np.float32)
@@ -131,7 +131,7 @@ def test_side_by_side_is_one_after_the_other():
         np.testing.assert_allclose(weights, alone.reshape(weights.shape), rtol=0, atol=2e-5)
 
 
-def test_noise_is_as_long_as_the_papers(poisson):
+def test_noise_multipliers_are_the_papers(poisson):
     """For whole batches, T = 2000 and 20 epochs; DP-SGD with its amplification."""
     cells = {name: cifar10.COMMON | {"mechanism": name, "epsilon": 8.0} for name in cifar10.OPTIONS}
     for name in ("dp-mf", "dp-mf+", "damped"):
@@ -164,7 +164,7 @@ def test_the_rate_with_the_lowest_training_error_is_taken(monkeypatch, cache):
     ]
 
 
-def test_what_was_tuned_is_remembered(cache):
+def test_tuning_is_cached(cache):
     calls = []
 
     def first(cell):
@@ -184,7 +184,7 @@ def test_what_was_tuned_is_remembered(cache):
 
 
 @pytest.mark.slow
-def test_cifar10_in_small(images, poisson, monkeypatch, tmp_path, cache):
+def test_cifar10_at_small_size(images, poisson, monkeypatch, tmp_path, cache):
     monkeypatch.setattr(cifar10, "COMMON", cifar10.COMMON | SMALL)
     monkeypatch.setattr(cifar10, "SCALED", {"model": "logistic", "subsample": 2})
     monkeypatch.setattr(cifar10, "SCALED_RATES", {4.0: [0.1, 0.2]})
@@ -196,7 +196,7 @@ def test_cifar10_in_small(images, poisson, monkeypatch, tmp_path, cache):
 
 
 @pytest.mark.slow
-def test_scattering_in_small(images, poisson, monkeypatch, tmp_path, cache):
+def test_scattering_at_small_size(images, poisson, monkeypatch, tmp_path, cache):
     small = scattering.COMMON | SMALL | {"epsilons": [1.0, 8.0], "rates": [0.5, 2.0]}
     monkeypatch.setattr(scattering, "COMMON", small)
     monkeypatch.setattr(scattering, "TRIALS", 2)
@@ -225,7 +225,7 @@ def check(study, found, folder):
     assert [len(table.rows) for table in tables] == [4, len(accuracies.AHEAD)]
 
 
-def test_all_that_the_paper_did():
+def test_cells_cover_the_papers_grid():
     """Six ε, four mechanisms, 12 trials, one tuning per rate; less by default for the network."""
     full = cifar10.cells(full=True)
     assert sum(cell["stage"] == "trial" for cell in full) == 6 * 4 * 12
@@ -246,7 +246,7 @@ def test_all_that_the_paper_did():
     assert sum(len(cell["epsilons"]) for cell in trials) == 6 * 4 * 12
 
 
-def test_who_is_ahead():
+def test_comparisons_and_verdicts():
     assert accuracies.verdict([0.03, 0.01]) == "better"
     assert accuracies.verdict([-0.03, 0.01]) == "worse"
     assert accuracies.verdict([0.01, 0.01]) == "alike"

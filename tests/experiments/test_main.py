@@ -78,7 +78,7 @@ def test_bad_arguments_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path):
+def test_ctrl_c_names_how_to_continue(tmp_path):
     """The command does not wait for cells that take minutes."""
     process = start(tmp_path, "quadratic", "--jobs", "2")
     began = time.monotonic()

@@ -36,7 +36,7 @@ KINDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loop_is_the_engine(images, kind):
+def test_the_loop_equals_the_engine(images, kind):
     """The engine designs and calibrates by itself; batches, noise and clipping come out alike."""
     name = kind.split(",")[0] if kind.startswith("dp-") else "dp-mf+"
     small = cell(name, **KINDS[kind])
@@ -46,14 +46,14 @@ def test_the_loop_is_the_engine(images, kind):
         np.testing.assert_allclose(weights, by_engine(small, epsilon, trial=1), rtol=0, atol=1e-6)
 
 
-def test_on_poisson_samples_the_loop_is_opacus(images):
+def test_the_loop_on_poisson_samples_equals_opacus(images):
     engine, ours = sampled_by_engine(cell("dp-sgd", poisson=True), trial=0, multiplier=0.5)
     assert np.abs(ours).max() > 0.01
     np.testing.assert_allclose(ours, engine, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_without_noise_nothing_else_is_left_out(images):
+def test_training_without_noise_clips_all_the_same(images):
     """Clipping alone, and plain SGD, against torch's own gradients."""
     seen, _ = mnist.examples()
     for kind, clip_norm in (("none", None), ("clipped", 1.0)):
@@ -77,7 +77,7 @@ def test_without_noise_nothing_else_is_left_out(images):
         np.testing.assert_allclose(ours, model.weight.detach().numpy(), rtol=0, atol=2e-5)
 
 
-def test_an_example_without_a_gradient_stays_in():
+def test_an_example_without_a_gradient_is_kept():
     """All pixels 0: nothing to clip, nothing to divide by."""
     split = data.Split(np.zeros((3, 1, 2, 2), np.float32), np.array([0, 1, 2]))
     weights = linear_training.train(
@@ -91,7 +91,7 @@ def test_an_example_without_a_gradient_stays_in():
     assert (weights == 0).all()
 
 
-def test_accuracy_knows_the_reference():
+def test_accuracy_counts_the_reference_class():
     split = data.Split(np.eye(3, dtype=np.float32), np.array([0, 1, 2]))
     seen = linear_training.Examples.of(split, 3)
     assert seen.accuracy(np.array([[1, -1, -1], [-1, 1, -1]], np.float32)) == 1.0
@@ -117,7 +117,7 @@ def test_the_public_spectrum_is_that_of_the_loss(images):
 # ---- the whole study, in small -------------------------------------------------------------------
 
 
-def test_every_run_of_the_paper_is_there():
+def test_cells_cover_every_training_of_the_paper():
     """820 trainings: 640 of the paper's mechanisms, 80 each of DP-SGD without amplification and of
     the recommended mechanism, 20 without noise.
     """
@@ -192,7 +192,7 @@ def test_a_cell_is_json_and_repeats(images):
 
 
 @pytest.mark.slow
-def test_advice_and_samples(images):
+def test_recommended_and_sampled_mechanisms_are_calibrated(images):
     """The recommended design is calibrated like the others; sampling lowers the noise of DP-SGD."""
     advised = mnist.mechanisms(cell("advised"))
     assert [m.epsilon() <= e for m, e in zip(advised, (2.0, 8.0), strict=True)] == [True, True]

@@ -48,7 +48,7 @@ def test_a_cell_is_exact_and_its_simulation_agrees(name, options):
 
 
 @pytest.mark.slow
-def test_what_diverges_says_so():
+def test_divergence_is_reported():
     """At γ > 2/L = 0.5, and not below."""
     fine = quadratic.work(SMALL | {"mechanism": "damped", "rate": 0.45})
     assert not fine["diverges"]
@@ -83,7 +83,7 @@ def made_up():
 
 
 @pytest.mark.slow
-def test_the_best_tau_is_taken_and_everything_is_drawn(tmp_path):
+def test_the_best_tau_is_selected_and_figures_are_drawn(tmp_path):
     found = made_up()
     record = {
         "settings": {"runs": 16},
@@ -113,7 +113,7 @@ def test_the_best_tau_is_taken_and_everything_is_drawn(tmp_path):
 
 
 @pytest.mark.slow
-def test_chess_grows_as_its_resonance_says(tmp_path):
+def test_chess_grows_at_the_rate_of_its_resonance(tmp_path):
     """In small, and drawn."""
     cells = [cell | {"steps": 1000, "runs": 2} for cell in chess.cells(False)]
     found = [(cell, chess.work(cell)) for cell in cells]

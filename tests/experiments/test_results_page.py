@@ -20,7 +20,7 @@ def test_every_claim_has_numbers_and_a_verdict():
         assert verdict.rstrip(" |") in ("reproduced", "in part", "not reproduced"), number
 
 
-def test_every_figure_is_there_and_small():
+def test_every_figure_exists_and_is_small():
     shown = re.findall(
         r"!\[([^]]+)\]\((figures/[\w.-]+)\)", TEXT + (DOCS / "benchmarks.md").read_text()
     )

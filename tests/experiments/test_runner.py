@@ -24,7 +24,7 @@ def lines(folder):
 
 
 @slow
-def test_in_parallel_and_one_by_one_are_the_same(tmp_path):
+def test_parallel_and_sequential_runs_agree(tmp_path):
     """The same results in the order of the cells, on one thread each, with versions and seeds."""
     cells = toy.cells(5)
     seen = []
@@ -53,7 +53,7 @@ def test_in_parallel_and_one_by_one_are_the_same(tmp_path):
 
 
 @slow
-def test_what_is_there_is_not_done_again(tmp_path):
+def test_finished_cells_are_not_repeated(tmp_path):
     first = run(toy.study(toy.cells(2)), tmp_path, jobs=1)
     more = run(toy.study(toy.cells(4)), tmp_path, jobs=2)
     assert (first["reused"], more["reused"]) == (0, 2)
@@ -65,7 +65,7 @@ def test_what_is_there_is_not_done_again(tmp_path):
 
 
 @slow
-def test_a_killed_run_goes_on(tmp_path):
+def test_a_killed_run_continues(tmp_path):
     """After SIGKILL finished cells stay, no worker survives, and the next run does the rest."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.experiments.toy", str(tmp_path)]
@@ -161,7 +161,7 @@ def crowd(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("crowd")
 @pytest.mark.parametrize("name", NAMES)
-def test_every_study_has_what_a_study_has(name):
+def test_every_module_is_a_study(name):
     """And its settings are JSON, each cell of its own."""
     study = runner.load_study(name)
     assert name == study.NAME

@@ -60,7 +60,7 @@ def test_poisson_batches_have_the_sizes_of_poisson_batches():
 
 
 @pytest.mark.parametrize("subsample", [5, 50])
-def test_the_noise_is_the_whole_batchs(images, subsample):
+def test_the_noise_is_that_of_whole_batches(images, subsample):
     """A coordinate of the mean gradient has deviation noise multiplier · clip norm / batch size."""
     settings = dataclasses.replace(SETTINGS, subsample=subsample, noise_multiplier=1000.0)
     table = InMemoryDataset(images, images.train, "standard")
@@ -76,7 +76,7 @@ def test_the_noise_is_the_whole_batchs(images, subsample):
 
 
 @pytest.mark.slow
-def test_what_is_learnt_is_a_function_of_the_seed(images):
+def test_training_depends_on_the_seed_alone(images):
     f = ap.design("dp-mf+", steps=80, epochs=20)
     first, again, other = (
         train(dataclasses.replace(SETTINGS, seed=s, noise_multiplier=30.0), f, images)
@@ -89,7 +89,7 @@ def test_what_is_learnt_is_a_function_of_the_seed(images):
     assert quiet.training_error < 0.1
 
 
-def test_what_diverges_is_as_good_as_chance(images):
+def test_divergence_counts_as_chance_level(images):
     found = train(
         dataclasses.replace(SETTINGS, model="mlp", learning_rate=1e38, noise_multiplier=1e6),
         ap.design("dp-sgd", steps=20),

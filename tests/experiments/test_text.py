@@ -111,7 +111,7 @@ def test_the_cells(users):
         text.cells(full=True)
 
 
-def test_another_file_is_not_taken_for_the_same(users, tmp_path):
+def test_a_changed_file_is_refused(users, tmp_path):
     cell = text.cells(full=False)[0]
     (tmp_path / "users.jsonl").write_text(
         (tmp_path / "users.jsonl").read_text().replace("king", "fool")
@@ -156,7 +156,7 @@ def test_the_server_is_the_workload_that_is_predicted(users):
 
 
 @pytest.mark.slow
-def test_matching_the_workload_pays():
+def test_matching_the_workload_lowers_the_predicted_error():
     """At the study's size: at least a fifth less squared noise than the prefix-sum design."""
     cell = text.COMMON | text.SIZES[False] | {"rate": 1.0}
     errors = [text._errors(cell | design) for design in text.DESIGNS]

@@ -65,7 +65,7 @@ def exit_code(body):
     return os.waitpid(child, 0)[1]
 
 
-def test_a_mutant_is_in_force_wherever_its_names_are_imported():
+def test_a_mutant_applies_wherever_its_names_are_imported():
     """It is in force in functions, constants, subclasses, and modules that import from the file."""
     source = (PACKAGE / "accounting/accountant.py").read_text(encoding="utf-8")
     changed = source.replace("return 2.0 if", "return 3.0 if")
@@ -82,7 +82,7 @@ def test_a_mutant_is_in_force_wherever_its_names_are_imported():
     assert exit_code(body) == 0
 
 
-def test_kernels_that_see_a_change_are_compiled_anew():
+def test_changed_kernels_are_compiled_again():
     """A constant that only an inner kernel reads makes the outer kernel another one, too."""
     source = (PACKAGE / "noise/normals.py").read_text(encoding="utf-8")
     assert affected("noise/normals.py", source) == set()
@@ -91,7 +91,7 @@ def test_kernels_that_see_a_change_are_compiled_anew():
     assert {"CHUNK", "HALF", "draw"} <= names, names
 
 
-def test_a_sample_is_the_same_for_a_seed_and_has_some_of_every_file():
+def test_a_sample_is_seeded_and_stratified():
     def mutants(file, count):
         return [Mutant(file, line, f"x = {line}", f"x = {line + 1}") for line in range(count)]
 
@@ -114,13 +114,13 @@ def test_a_sample_is_the_same_for_a_seed_and_has_some_of_every_file():
     )
 
 
-def test_every_file_of_torch_has_mutants_or_a_reason_why_not():
+def test_every_file_of_torch_has_mutants_or_a_reason():
     files = {path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "torch").glob("*.py")}
     assert files <= set(TESTS) | set(LEFT_OUT), files - set(TESTS) - set(LEFT_OUT)
     assert not set(TESTS) & set(LEFT_OUT)
 
 
-def test_exceptions_of_other_modules_are_no_longer_caught():
+def test_exceptions_of_other_modules_are_mutated():
     source = "try:\n    f()\nexcept (OSError, zlib.error):\n    pass\n"
     changes = {mutant.after for mutant in mutants_in(source, "a.py")}
     assert "except (OSError, CosmicRayTestingException):" in changes

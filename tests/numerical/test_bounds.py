@@ -246,7 +246,7 @@ def test_no_guarantee_is_exceeded_on_500_random_problems(shown):
     assert max(worst.values()) <= 1
 
 
-def test_how_far_the_bounds_are_from_the_worst_quadratic(shown):
+def test_the_distance_of_bounds_from_the_worst_quadratic(shown):
     """Not asked for: each bound's noise over the largest exact noise of any curvature up to L."""
     curvatures, off = np.geomspace(1e-3, 1, 10), {}
     plans = [
@@ -509,7 +509,7 @@ def test_anti_pgd_is_randomized_smoothing_path_by_path(shown):
     assert worst <= 1e-11
 
 
-def test_the_loose_rates_are_loose(shown):
+def test_loose_rates_by_the_other_sequence(shown):
     """PGD by the virtual sequence is 2γLT times looser, Anti-PGD by its iterates 1/(4γL) times."""
     step, words = 0.02, []
     for steps in (500, 2000):

@@ -27,7 +27,7 @@ def normal(*shape, seed=0):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_product_has_the_same_bits_wherever_the_example_is(threads, shown):
+def test_products_do_not_depend_on_the_place_of_an_example(threads, shown):
     """Products, inner products and sums of an example do not depend on the other examples."""
     before, unlike, tried = torch.get_num_threads(), [], 0
     torch.set_num_threads(threads)
@@ -91,14 +91,14 @@ def test_norms_of_products_are_never_below_the_truth(shown):
     assert least >= 1 - 2e-5
 
 
-def test_norms_of_lookups_add_rows_that_come_twice():
+def test_norms_of_lookups_add_repeated_rows():
     """Fifty equal indices are one row with fifty gradients."""
     gradients = torch.ones(1, 50, 3)
     bound = Lookups(torch.full((1, 50), 4), gradients).bound()
     assert float(bound.norm) == pytest.approx(50 * 3**0.5, rel=1e-4)
 
 
-def test_rows_whose_tokens_cancel_are_clipped_by_what_was_added_up():
+def test_rows_whose_tokens_cancel_are_clipped_by_the_sum_of_norms():
     """+g and −g leave rounding; every form of a term is divided by at least S/κ."""
     g, a = normal(4, 6, 5), normal(4, 1, 7, seed=1).expand(4, 6, 7)
     g = torch.cat([g[:, :3], -g[:, :3]], dim=1)
@@ -200,7 +200,7 @@ MODELS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_examples_of_ordinary_models_are_not_clipped_too_much(name, shown):
+def test_bounds_of_norms_are_tight_on_real_models(name, shown):
     """On real inputs, 99 % of examples are divided by a norm within 1 % of the true one."""
     make, data = MODELS[name]
     torch.manual_seed(0)

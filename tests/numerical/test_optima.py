@@ -144,7 +144,7 @@ def test_other_workloads(shown):
 @pytest.mark.issue(2)
 @pytest.mark.parametrize("name", ["dp-mf", "dp-mf+"])
 @pytest.mark.parametrize("kind", ["schedule to zero", "delay of 3"])
-def test_steps_that_move_nothing(shown, name, kind):
+def test_idle_steps_are_independent(shown, name, kind):
     steps = 60
     rates = np.append(np.linspace(1, 0, steps - 1), 0.0)
     workload = {
@@ -171,7 +171,7 @@ def exact(name, value, **options):
 
 
 @pytest.mark.issue(4)
-def test_reference_optima_by_this_path(shown):
+def test_streamed_optima(shown):
     found = [exact("dp-mf", v, steps=t) for t, v in reference.PREFIX_OPTIMUM.items()]
     found += [
         exact("dp-mf+", v, steps=t, tau=tau) for (t, tau), (v, _) in reference.RESTARTS.items()
@@ -210,7 +210,7 @@ def test_few_buffers(shown):
 
 
 @pytest.mark.issue(5)
-def test_every_reference_value_for_several_epochs(shown):
+def test_several_epochs_by_every_path(shown):
     """By the path that `design` takes, and by the solver for several epochs."""
     errors, gaps = [], []
     for (steps, k, b), value in reference.EPOCHS.items():

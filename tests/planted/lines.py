@@ -436,7 +436,7 @@ LINES = [
     Line("torch/gradient_terms.py", "return Bound(row_norms(self.rows), floor)",
          "return Bound(row_norms(self.rows))",
          "tests/numerical/test_clipping.py::"
-         "test_rows_whose_tokens_cancel_are_clipped_by_what_was_added_up"),
+         "test_rows_whose_tokens_cancel_are_clipped_by_the_sum_of_norms"),
     Line("torch/gradient_terms.py", "if bool((factors < MIN_FLOAT32_FACTOR).any()):", "if False:",
          "tests/adversarial/test_recorder_attacks.py::"
          "test_numbers_at_the_end_of_float32_are_clipped[0.001-ghost]"),
@@ -455,7 +455,7 @@ LINES = [
     Line("torch/clipping.py",
          "norms = torch.maximum(norms, norm.to(norms.device) / MAX_CANCELLATION)", "pass",
          "tests/numerical/test_clipping.py::"
-         "test_rows_whose_tokens_cancel_are_clipped_by_what_was_added_up"),
+         "test_rows_whose_tokens_cancel_are_clipped_by_the_sum_of_norms"),
     Line("torch/recorder.py", "if self._collected is not None and self._collected != forward_pass:",
          "if False:",
          "tests/adversarial/test_recorder_attacks.py::"

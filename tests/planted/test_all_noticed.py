@@ -31,7 +31,7 @@ def functions(file):
 
 
 @pytest.mark.slow
-def test_every_hazard_has_a_test_that_runs_when_it_should(shown):
+def test_every_hazard_has_a_test_in_its_make_target(shown):
     """Rows 1 to 27 of docs/guarantees.md; those marked F have one that `make test` runs."""
     text = (ROOT / "docs" / "guarantees.md").read_text()
     rows = re.findall(r"^\| (\d+) \| .* \| ([FN]) \| (.*) \|$", text, re.MULTILINE)
@@ -66,7 +66,7 @@ def test_planted_bugs_are_noticed(tmp_path, shown):
 
 @pytest.mark.long
 @pytest.mark.alone
-def test_each_line_that_privacy_rests_on_has_a_test_that_goes_red(tmp_path, shown):
+def test_undoing_a_privacy_line_is_noticed(tmp_path, shown):
     table, missed, red, seconds, _ = put_in_all(tmp_path, "lines")
     claim = f"lines marked PRIVACY, each undone (others: planted bugs)\n{table}\n  noticed"
     shown(claim, f"{red} of {len(LINES)} in {seconds:.0f} s", "every one")

@@ -88,7 +88,7 @@ def nearest(change):
 
 
 @pytest.mark.slow
-def test_every_bug_has_one_place_and_its_test_is_there(tmp_path):
+def test_every_bug_has_one_place_and_a_test(tmp_path):
     """Changes of the code must not leave bugs behind that can no longer be planted."""
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 25
     assert sum(bool(bug.seen) for bug in BUGS) >= 25
@@ -108,7 +108,7 @@ def test_every_bug_has_one_place_and_its_test_is_there(tmp_path):
         )
 
 
-def test_every_line_that_privacy_rests_on_is_undone_somewhere():
+def test_every_privacy_line_is_undone():
     """Every PRIVACY mark has a planted bug or a change of `lines`, and so a test that notices."""
     undone = {(change.file, nearest(change)) for change in [*BUGS, *LINES, *EXTRAS]}
     files = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")]
@@ -117,7 +117,7 @@ def test_every_line_that_privacy_rests_on_is_undone_somewhere():
     ] == []
 
 
-def test_lines_of_the_integrations_have_tests_that_go_red(tmp_path):
+def test_undoing_lines_of_the_integrations_is_noticed(tmp_path):
     """Runs in `make test-integrations`, which installs the extras."""
     pytest.importorskip("lightning")
     pytest.importorskip("transformers")

@@ -25,7 +25,7 @@ LONGEST = {
 
 @pytest.mark.issue(3)
 @pytest.mark.parametrize("name", streams.ENGINES)
-def test_whitening(shown, name, monkeypatch):
+def test_noise_has_the_covariance_of_its_mechanism(shown, name, monkeypatch):
     make, _, longest = streams.ENGINES[name]
     monkeypatch.setattr(generators, "MAX_RING_BANDS", longest)
     m = ap.calibrate(make(), noise_multiplier=1.3, delta=1e-6)
@@ -108,7 +108,7 @@ def test_two_runs_and_reseeding(shown):
 
 
 @pytest.mark.issue(3)
-def test_stopped_anywhere_and_restored(shown, tmp_path, monkeypatch):
+def test_streams_are_restored_at_every_step(shown, tmp_path, monkeypatch):
     for name, (make, _, longest) in streams.ENGINES.items():
         monkeypatch.setattr(generators, "MAX_RING_BANDS", longest)
         m = ap.calibrate(make(), noise_multiplier=1.0)
