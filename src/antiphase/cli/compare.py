@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -24,10 +25,10 @@ def _matching_mechanisms(incomplete: str) -> list[str]:
     return [name for name in options.MECHANISMS if name.startswith(incomplete)]
 
 
-def compare(
-    *,
-    length: options.ParticipationPattern,
-    budget: options.Budget,
+@dataclass(frozen=True)
+class CandidateOptions:
+    """Which mechanisms are compared."""
+
     mechanism: Annotated[
         list[str] | None,
         Option(
@@ -36,10 +37,27 @@ def compare(
             help="Mechanism, may be repeated: dp-mf+:tau=128, dp-sgd:poisson.",
             autocompletion=_matching_mechanisms,
         ),
-    ] = None,
+    ] = None
     family: Annotated[
         bool, Option("--family", help="Include toeplitz, banded, blt and few buffers.")
-    ] = False,
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.family and self.mechanism:
+            raise usage_error("--family and --mechanism: give one")
+
+    def candidates(self, setting: Setting) -> list[Candidate]:
+        """Return the mechanisms that were given, or the default ones."""
+        if self.mechanism:
+            return [_candidate(text, setting) for text in self.mechanism]
+        return comparisons.default_candidates(setting, self.family)
+
+
+def compare(
+    *,
+    length: options.ParticipationPattern,
+    budget: options.Budget,
+    mechanisms: CandidateOptions,
     sampling: options.BatchSampling,
     optimizer: options.Optimizer,
     parameters: options.Parameters = 100_000,
@@ -54,14 +72,9 @@ def compare(
     """
     if as_csv and display.as_json:
         raise usage_error("--csv and --json: give one")
-    if family and mechanism:
-        raise usage_error("--family and --mechanism: give one")
     options.require_writable(report.html)
     setting = _setting(length, budget, sampling, optimizer, parameters)
-    if mechanism:
-        candidates = [_candidate(text, setting) for text in mechanism]
-    else:
-        candidates = comparisons.default_candidates(setting, family)
+    candidates = mechanisms.candidates(setting)
     with candidates_bar(display.silent or as_csv, tolerance) as update:
         comparison = comparisons.compare(setting, candidates, tolerance=tolerance, progress=update)
     files = report.write(
