@@ -21,7 +21,7 @@ class Bug:
 CHECKPOINT, RELEASE = "tests/torch/test_checkpoint.py::", "tests/torch/test_release.py::"
 PLAN, LOADER = "tests/torch/test_plan.py::", "tests/torch/test_recorded_loader.py::"
 MIXING = "tests/torch/test_example_mixing.py::"
-RECURRENT = "tests/solvers/test_single_participation.py::"
+SEGMENTS = "tests/factorizations/test_segments.py::"
 STREAM, KEY, LEDGER = (
     "tests/noise/test_stream.py::",
     "tests/noise/test_key.py::",
@@ -63,11 +63,11 @@ BUGS = [
     Bug(1, "the encoder is the wrong factor of X", "the same library, where the encoder is made",
         "linalg/cholesky.py", "return np.tril(R[::-1, ::-1])",
         "return np.linalg.cholesky(factor.T @ factor)",
-        "tests/solvers/test_dual.py::test_the_reversed_factor_has_the_gram_matrix_on_its_columns"),
+        "tests/linalg/test_cholesky.py::test_the_reversed_factor_has_the_gram_matrix_on_its_columns"),
     Bug(1, "column norms by differences that cancel",
         "ours: 5e-7 too small with momentum 0.99 and averages", "factorizations/segments.py",
         "min(self.r.shape[2], 3) - 1", "0",
-        RECURRENT + "test_column_norms_keep_their_digits_where_a_nodes_vectors_nearly_cancel"),
+        SEGMENTS + "test_column_norms_keep_their_digits_where_a_nodes_vectors_nearly_cancel"),
     Bug(2, "noise not scaled by the sensitivity", "", "mechanism.py",
         "self.noise_multiplier * self.clip_norm * self.sensitivity",
         "self.noise_multiplier * self.clip_norm",

@@ -37,8 +37,8 @@ SUBSAMPLING = "tests/accounting/test_poisson.py::"
 GROUPS = AMPLIFICATION + "test_there_are_as_many_groups_as_bands_for_any_participation"
 REFUSED = AMPLIFICATION + "test_what_is_not_covered_is_refused"
 DUAL, EPOCHS = "tests/solvers/test_dual.py::", "tests/solvers/test_multi_epoch.py::"
-TREE, WINDOWED = "tests/factorizations/test_tree.py::", "tests/solvers/test_few_buffers.py::"
-RECURRENT, FILES = "tests/solvers/test_single_participation.py::", "tests/_util/test_files.py::"
+TREE = "tests/factorizations/test_tree.py::"
+SEGMENTS, FILES = "tests/factorizations/test_segments.py::", "tests/_util/test_files.py::"
 CLIPPING, FLOWER = "tests/federated/test_clipping.py::", "tests/federated/test_flower.py::"
 FOLDER, SERVER = "tests/federated/test_storage.py::", "tests/federated/test_server.py::"
 CHECKPOINT, RELEASE = "tests/torch/test_checkpoint.py::", "tests/torch/test_release.py::"
@@ -202,7 +202,7 @@ LINES = [
     Line("verification.py", "diagonals <= groups)]", "True)]",
          "tests/test_verification.py::test_groups_are_not_fewer_than_the_diagonals_of_the_matrix"),
     Line("factorizations/banded.py", "if columns[outside(columns)].any():", "if False:",
-         "tests/solvers/test_banded.py::test_columns_say_what_is_wrong_with_them"),
+         "tests/factorizations/test_banded.py::test_columns_say_what_is_wrong_with_them"),
     Line("factorizations/base.py", "return sensitivity(self.encoder_columns(), self.participation)",
          "return sensitivity(self.encoder_columns(), self.participation) if self.bound is None "
          "else 1.0", FILES + "test_a_forged_encoder_has_its_own_sensitivity"),
@@ -213,7 +213,7 @@ LINES = [
          "test_first_rows_cost_no_more_than_the_plan[3-tree]"),
     Line("solvers/dense.py", "encoder = encoder / sensitivity(encoder, participation)",
          "encoder = encoder / 1.0",
-         DUAL + "test_whatever_the_search_believes_an_optimum_has_sensitivity_1"),
+         "tests/solvers/test_dense.py::test_whatever_the_search_believes_an_optimum_has_sensitivity_1"),
     Line("solvers/dual.py", "np.abs(blocks).sum(axis=(1, 2))", "blocks.sum(axis=(1, 2))",
          DUAL + "test_cross_terms_left_over_are_counted"),
     Line("solvers/multi_epoch.py", "blocks = [block / norm for block in blocks]",
@@ -226,17 +226,18 @@ LINES = [
          "return np.linalg.cholesky(X)",
          EPOCHS + "test_classes_are_scaled_by_all_that_one_record_can_do[plain-whole]"),
     Line("solvers/min_separation.py", "matrix / sensitivity(matrix, participation)", "matrix",
-         DUAL + "test_whatever_it_is_made_from_the_best_for_a_separation_has_sensitivity_1"),
+         "tests/solvers/test_min_separation.py::"
+         "test_whatever_it_is_made_from_the_best_for_a_separation_has_sensitivity_1"),
     Line("factorizations/segments.py", "check.real_array(name, getattr(self, name), ndim=axes))",
          "np.broadcast_to(given, given.shape) if (given := np.asarray(getattr(self, "
          "name))).dtype == np.float64 and "
          "np.isfinite(given).all() else check.real_array(name, given, ndim=axes))",
-         RECURRENT + "test_a_stream_is_not_changed_from_outside"),
+         SEGMENTS + "test_a_stream_is_not_changed_from_outside"),
     Line("factorizations/segments.py", "if not (bound <= MAX_CANCELLATION * norms).all():",
-         "if False:", RECURRENT + "test_a_forged_stream_cannot_hide_its_sensitivity"),
+         "if False:", SEGMENTS + "test_a_forged_stream_cannot_hide_its_sensitivity"),
     Line("factorizations/block_sequence.py", 'indices, side="right") - 1',
          'indices, side="left") - 1',
-         WINDOWED + "test_products_of_a_streams_columns_are_those_of_the_matrix[None]"),
+         SEGMENTS + "test_products_of_a_streams_columns_are_those_of_the_matrix[None]"),
     Line("factorizations/tree.py", "return _NodeColumns(steps, last)",
          "return _NodeColumns(steps, 1 << last.bit_length() - 1)",
          TREE + "test_nodes_never_cost_less_than_the_encoder[13-online]"),

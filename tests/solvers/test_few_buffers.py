@@ -8,7 +8,7 @@ from antiphase.factorizations.segments import Segment
 from antiphase.factorizations.streaming import Streaming
 from antiphase.linalg import adjoints
 from antiphase.objective import Average, Restarts
-from antiphase.sensitivity import DenseColumns, sensitivity
+from antiphase.sensitivity import sensitivity
 from antiphase.solvers.few_buffers import BufferSearch, _emptied
 
 T, M = 12, 2
@@ -66,25 +66,6 @@ def test_columns_an_epoch_apart_share_no_row():
                     T, np.arange(T), np.ones(T), np.ones(shape), np.ones(shape), kept.reshape(shape)
                 )
                 assert longer.reach == below[longer.dense() != 0].max() + 1 > window
-
-
-@pytest.mark.parametrize("rows", [None, 7, 1])
-def test_products_of_a_streams_columns_are_those_of_the_matrix(rows):
-    """Signed coefficients, buffers that are emptied, idle steps, a prefix."""
-    rng = np.random.default_rng(1)
-    live = np.array([0, 1, 2, 4, 5, 6, 7, 8, 10])
-    r, g, move = rng.normal(size=(3, len(live), 3, 1))
-    move[3, 1], move[6, 0], g[2, 1] = 0.0, 0.0, 0.0
-    segment = Segment(11, live, rng.random(len(live)) + 3, r, g, move)
-    f = Streaming("s", ap.Workload.sgd(22), Average(), ap.once(), (segment,), (0, 0))
-    steps = 22 if rows is None else rows
-    dense, ours = DenseColumns(f.encoder()[:steps, :steps]), f.encoder_columns(rows)
-    np.testing.assert_allclose(
-        ours.gram(np.arange(steps)), dense.gram(np.arange(steps)), atol=1e-12
-    )
-    some = np.arange(0, steps, 3)
-    np.testing.assert_allclose(ours.gram(some), dense.gram(some), atol=1e-12)
-    assert ours.reach >= dense.reach
 
 
 @pytest.mark.slow

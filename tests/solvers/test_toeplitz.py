@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import antiphase as ap
-from antiphase.factorizations.blt import Blt
 from antiphase.factorizations.toeplitz import Toeplitz
 from antiphase.objective import Average, Damped, Maximum
 from antiphase.problem import Problem
@@ -98,15 +97,3 @@ def test_a_long_run_starts_from_a_short_ones_optimum():
     f = ap.design("toeplitz", steps=20_000, progress=seen.append)
     assert f.error == pytest.approx(320_350.3, rel=1e-5)  # by 300 steps from the square root
     assert len(seen) < 60
-
-
-def test_buffers_say_what_is_wrong_with_them():
-    common = "b", ap.Workload.sgd(4), Average(), ap.once()
-    for decays, scales, words in (
-        ([0.5], [0.1, 0.2], "1 decays and 2 scales"),
-        ([], [], "0 decays"),
-        ([1.0], [0.1], "between 0 and 1"),
-        ([0.5], [-0.1], "must not be negative"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            Blt(*common, np.array(decays), np.array(scales))
