@@ -430,27 +430,34 @@ def state_step(
             here[i] = np.float32(sums[i])
         for k in range(m):
             c, d, s = move[k, 0], g[k, 0], state[k * q, base : base + CHUNK]
-            if q == 1:
-                for i in range(CHUNK):
-                    s[i] = c * s[i] + d * sums[i]
+            if q > 1:
+                shift_buffer(state, q * k, base, g[k], move[k], sums, new)
                 continue
             for i in range(CHUNK):
-                new[i] = c * s[i] + d * sums[i]
-            for b in range(1, q):
-                c, s = move[k, b], state[k * q + b, base : base + CHUNK]
-                for i in range(CHUNK):
-                    new[i] += c * s[i]
-            for b in range(q - 1, 0, -1):
-                d, s, newer = (
-                    g[k, b],
-                    state[k * q + b, base : base + CHUNK],
-                    state[k * q + b - 1, base : base + CHUNK],
-                )
-                for i in range(CHUNK):
-                    s[i] = newer[i] + d * sums[i]
-            s = state[k * q, base : base + CHUNK]
-            for i in range(CHUNK):
-                s[i] = new[i]
+                s[i] = c * s[i] + d * sums[i]
+
+
+@numba.njit(nogil=True, cache=True, boundscheck=False)
+def shift_buffer(
+    state: Any, first: int, base: int, g: Array, move: Array, y: Array, new: Array
+) -> None:
+    """Move on a buffer of several vectors, newest first, and add ``g·y``."""
+    q = len(g)
+    c, d, s = move[0], g[0], state[first, base : base + CHUNK]
+    for i in range(CHUNK):
+        new[i] = c * s[i] + d * y[i]
+    for b in range(1, q):
+        c, s = move[b], state[first + b, base : base + CHUNK]
+        for i in range(CHUNK):
+            new[i] += c * s[i]
+    for b in range(q - 1, 0, -1):
+        d, s = g[b], state[first + b, base : base + CHUNK]
+        newer = state[first + b - 1, base : base + CHUNK]
+        for i in range(CHUNK):
+            s[i] = newer[i] + d * y[i]
+    s = state[first, base : base + CHUNK]
+    for i in range(CHUNK):
+        s[i] = new[i]
 
 
 @numba.njit(nogil=True, cache=True, boundscheck=False)
