@@ -13,7 +13,7 @@ from antiphase._util import checks as check
 from antiphase._util import files
 from antiphase._util.values import digest
 from antiphase.accounting.accountant import Accountant, adjacency_factor
-from antiphase.accounting.gaussian import checked_delta, gdp, zcdp
+from antiphase.accounting.gaussian import checked_delta, gdp, required_delta, zcdp
 from antiphase.errors import FileFormatError
 from antiphase.factorizations.base import MALFORMED, Factorization
 from antiphase.factorizations.base import restore as restore_factorization
@@ -176,7 +176,7 @@ class Mechanism:
         return self.accountant.gaussian_noise_multiplier(self.noise_multiplier, self.steps)
 
     def _delta(self, delta: float | None) -> float:
-        return _required_delta(self.target_delta if delta is None else delta)
+        return required_delta(self.target_delta if delta is None else delta)
 
     def _rows(self, rows: int | None) -> int:
         if rows is None:
@@ -337,15 +337,9 @@ def calibrate(
     accountant = check.instance("sampling", sampling, Sampling).accountant(factorization, adjacency)
     if epsilon is not None:
         epsilon = check.positive_number("epsilon", epsilon)
-        noise_multiplier = accountant.noise_multiplier(epsilon, _required_delta(delta))
+        noise_multiplier = accountant.noise_multiplier(epsilon, required_delta(delta))
     assert noise_multiplier is not None
     return Mechanism(factorization, noise_multiplier, clip_norm, delta, adjacency, sampling, unit)
-
-
-def _required_delta(delta: float | None) -> float:
-    if delta is None:
-        raise ValueError("delta = None: give δ, well below one over the number of records")
-    return checked_delta("delta", delta)
 
 
 def load(path: str | os.PathLike[str], *, trusted: bool = False) -> Mechanism | Factorization:

@@ -44,15 +44,6 @@ class Sampling(ABC):
             ValueError: the combination is not known to be private. [G9]
         """
 
-    def describe(self) -> str:
-        """The name, and the rate if there is one.
-
-        Example:
-            >>> Poisson(0.01).describe()
-            'poisson, sampling rate 0.01'
-        """
-        return self.name if self.rate is None else f"{self.name}, sampling rate {self.rate:g}"
-
 
 @dataclass(frozen=True)
 class FixedOrder(Sampling):

@@ -44,6 +44,12 @@ class PrivacyStatement:
 
     `Mechanism.statement` and the engines return it.
 
+    Example:
+        >>> from antiphase import calibrate, design
+        >>> statement = calibrate(design("dp-mf", steps=16), noise_multiplier=2.0).statement(1e-5)
+        >>> statement.epsilon, statement.sampler, statement.insecure
+        (1.9930..., 'fixed-order', False)
+
     Attributes:
         mechanism: name of the factorization.
         steps: number of steps of the plan.

@@ -131,6 +131,13 @@ def checked_delta(name: str, delta: float) -> float:
     return delta
 
 
+def required_delta(delta: float | None) -> float:
+    """``delta`` if it is given and between 0 and 1; ValueError otherwise."""
+    if delta is None:
+        raise ValueError("delta = None: give δ, well below one over the number of records")
+    return checked_delta("delta", delta)
+
+
 def _log_delta(s: float, epsilon: float) -> float:
     """``ln δ(ε; s)``, without cancellation for small δ and without overflow for large ε."""
     x, scale = epsilon * s - 0.5 / s, math.sqrt(0.5)

@@ -10,7 +10,7 @@ import numpy as np
 
 from antiphase._util import checks as check
 from antiphase._util.progress import Progress
-from antiphase.accounting.gaussian import checked_delta
+from antiphase.accounting.gaussian import required_delta
 from antiphase.band_selection import BAND_OPTIONS, design_for_cyclic_poisson, select_bands
 from antiphase.design import design, designs
 from antiphase.errors import AntiphaseError
@@ -148,9 +148,7 @@ class Setting:
             )
         if self.epsilon is not None:
             check.positive_number("epsilon", self.epsilon)
-            if self.delta is None:
-                raise ValueError("delta = None: give δ, well below one over the number of records")
-            checked_delta("delta", self.delta)
+            required_delta(self.delta)
         check.whole_number("parameters", self.parameters)
 
     @classmethod
