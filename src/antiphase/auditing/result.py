@@ -50,7 +50,7 @@ class AuditResult:
             name: value.tolist() if isinstance(value, np.ndarray) else value
             for name, value in asdict(self).items()
         }
-        content["claim"] = {"name": self.claim.name, **asdict(self.claim)}  # type: ignore[call-overload]
+        content["claim"] = {"name": self.claim.name} | content["claim"]
         content |= {"can_show": CAN_SHOW, "cannot_show": CANNOT_SHOW}
         return json.dumps(content, indent=2, ensure_ascii=False)
 

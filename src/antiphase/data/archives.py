@@ -75,11 +75,13 @@ def read_members(path: Path, names: Iterable[str], max_size: int) -> Contents:
     wanted, contents = set(names), {}
     with path.open("rb") as file:
         try:
-            with tarfile.open(fileobj=_Bounded(_tar(file), max_size), mode="r|") as archive:  # type: ignore[call-overload]
+            stream: Any = _Bounded(_tar(file), max_size)
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for member in archive:
                     name = member.name.removeprefix("./")
-                    if name in wanted and member.isreg():
-                        contents[name] = archive.extractfile(member).read()
+                    if name in wanted and member.isreg():  # links are not followed
+                        content: Any = archive.extractfile(member)
+                        contents[name] = content.read()
         except (
             EOFError, ValueError, lzma.LZMAError, tarfile.TarError, zlib.error, gzip.BadGzipFile
         ) as error:  # fmt: skip
