@@ -14,7 +14,7 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 GUARANTEES = ROOT / "docs" / "guarantees.md"
 ROW = r"^\| (G\d+) \| [^|]* \| ([^|]*) \|"
 
-# From left to right, as in docs/architecture.md: a module may import what stands before it, never what stands after.
+# From left to right, as in docs/architecture.md: a module imports only what stands before it.
 ORDER = [
     "errors", "_util", "data", "linalg", "workload", "objective", "participation",
     "sensitivity", "problem", "factorizations", "solvers", "design", "accounting",

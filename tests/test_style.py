@@ -41,7 +41,6 @@ LATE_IMPORTS = {
         "solvers/few_buffers.py": ["antiphase.linalg"],
         "solvers/single_participation.py": ["antiphase.linalg"],
         "solvers/streaming.py": ["antiphase.linalg"],
-        "theory/quadratic.py": ["antiphase.linalg"],
     },
     "dp-accounting takes longer to import than antiphase": {
         "accounting/poisson.py": ["dp_accounting"],

@@ -249,7 +249,7 @@ def test_gram_matrices_are_symmetric_up_to_rounding():
 
 
 def test_relative_entropy_of_certain_events():
-    """log 2 for a certain event against a fair coin, either way; 0 for equal coins."""
+    """It is log 2 for a certain event against a fair coin, either way; 0 for equal coins."""
     assert (
         balls_in_bins._relative_entropy(0.0, 0.5)
         == balls_in_bins._relative_entropy(1.0, 0.5)

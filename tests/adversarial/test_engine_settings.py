@@ -219,7 +219,7 @@ def test_learning_rates_and_options_of_the_inner_optimizer_may_change():
 class WithoutNoise:
     """Takes the place of a release, and adds nothing."""
 
-    most_examples = 100
+    max_batch_size = 100
 
     def __call__(self, sums, examples):
         return [total.clone() for total in sums]

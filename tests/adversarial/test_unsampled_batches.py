@@ -25,6 +25,6 @@ def test_a_loader_that_does_not_sample_is_refused(shown):
         "all",
     )
     for make in (sampled.cyclic, sampled.bins, sampled.independent):
-        with pytest.raises(ValueError, match="users are not Poisson samples"):
+        with pytest.raises(ValueError, match="users are not sampled at random"):
             Server(replace(make(), unit="user"), {"w": np.zeros(2)}, clients_per_round=4)
     shown("federated servers with an amplified ε", "3 of 3 refused", "all")

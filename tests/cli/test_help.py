@@ -100,8 +100,11 @@ def test_the_tour_has_ten_commands_of_every_kind():
 
 
 def _without_random_parts(text):
-    """Without blanks, and without what differs between runs (times, accuracies, noise) or between
-    machines (digests, which depend on the last bit of every number)."""
+    """A text without blanks and without what differs between runs or machines.
+
+    Between runs: times, accuracies and noise. Between machines: digests, which depend on the last
+    bit of every number.
+    """
     text = re.sub(r"\b[0-9a-f]{16}(?:[0-9a-f]{48}\b|…)", "#", text)
     text = re.sub(
         r"\d[\d.]* m?s\b(?: \*)?|\d+\.\d+%|found [\d.]+ of it, at most [\d.]+|0\.\d{4}  ", "#", text

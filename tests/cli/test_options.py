@@ -20,7 +20,7 @@ def command(name: str, *, group: Group, quiet: bool = False) -> None:
 
     Example: antiphase command
                --first 1
-    """
+    """  # noqa: D205
     command.called = (name, group, quiet)
 
 

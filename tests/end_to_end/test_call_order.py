@@ -1,4 +1,4 @@
-"""The order of calls through the pipelines: no stage is entered again once a later one has begun."""
+"""The order of calls through the pipelines: no stage is entered again after a later one."""
 
 import itertools
 import sys

@@ -118,8 +118,10 @@ def test_the_public_spectrum_is_that_of_the_loss(images):
 
 
 def test_cells_cover_every_training_of_the_paper():
-    """820 trainings: 640 of the paper's mechanisms, 80 each of DP-SGD without amplification and of
-    the recommended mechanism, 20 without noise.
+    """There are 820 trainings.
+
+    640 of the paper's mechanisms, 80 each of DP-SGD without amplification and of the recommended
+    mechanism, 20 without noise.
     """
     cells = mnist.cells(full=False)
     assert cells == mnist.cells(full=True)

@@ -64,7 +64,7 @@ def test_a_stream_with_broken_coefficients_is_refused():
     ids=lambda w: w.describe(),
 )
 def test_column_norms_keep_their_digits_where_a_nodes_vectors_nearly_cancel(workload):
-    """A review found them too small by 5e-7 for momentum 0.99 with an EMA, where squares drowned the differences."""
+    """They were too small by 5e-7 for momentum 0.99 with an EMA, since squares cancelled."""
     problem = Problem(workload, Average(), ap.once())
     f = streaming_optimum(problem, tolerance=1e-9, buffers=12)
     assert f.distinct[0].r.shape[2] > 1
@@ -87,7 +87,7 @@ def forged(**change):
 
 
 def test_a_forged_stream_cannot_hide_its_sensitivity():
-    """Integers that wrap, floats that underflow, rows that cancel only in float64: found in a review."""
+    """Integers that wrap, floats that underflow, rows that cancel only in float64."""
     ones = np.ones((4, 1, 1))
     assert forged().squared_norms().max() == pytest.approx(4)
     wrapped = forged(r=np.full((4, 1, 1), 2**32), g=ones * 2.0**-32)

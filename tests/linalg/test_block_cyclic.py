@@ -42,7 +42,7 @@ def test_both_ways_give_the_inverse(count, size):
 
 
 def test_roots_keep_twice_the_digits():
-    """Second differences with a little added: condition number 10¹²; the exact trace from the eigenvalues."""
+    """Second differences plus 1e-12: condition number 10¹²; exact trace from the eigenvalues."""
     count, little = 512, 1e-12
     own = np.zeros((1, count, 2, 1))
     other = np.zeros((1, count, 2, 1))

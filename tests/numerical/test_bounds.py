@@ -23,8 +23,10 @@ SEED = 8
 
 
 def random_setting(rng):
-    """``(steps, learning rate, spectrum)``: T log-uniform in 32 … 512, γL log-uniform in 1/T … 1/4,
-    20 curvatures u^p with u uniform and one exponent p uniform in 0 … 4, the largest scaled to 1.
+    """A random ``(steps, learning rate, spectrum)``.
+
+    T is log-uniform in 32 … 512 and γL in 1/T … 1/4. There are 20 curvatures u^p with u uniform and
+    one exponent p uniform in 0 … 4, the largest scaled to 1.
     """
     steps = round(32 * 16 ** rng.random())
     learning_rate = (1 / steps) * (steps / 4) ** rng.random()
@@ -340,9 +342,10 @@ def test_the_bracket_takes_linear_time(shown):
 
 
 def test_the_bounds_reduce_to_the_rates_of_the_propositions(shown):
-    """At σ = L = 1, over T and γ: each bound's noise over the proposition's own term (γσ² for PGD,
-    γ²Lσ² for Anti-PGD). The published theorem has a logarithm more, hence 8·log₂T/… in its τ; ours
-    none.
+    """Each bound's noise over the proposition's own term, at σ = L = 1, for several T and γ.
+
+    The term is γσ² for PGD and γ²Lσ² for Anti-PGD. The published theorem has one logarithm more,
+    from 8·log₂T in its τ; ours has none.
     """
     ratios = {}
     for steps in (64, 256, 1024):
@@ -377,8 +380,9 @@ def test_the_bounds_reduce_to_the_rates_of_the_propositions(shown):
 
 
 def test_measured_noise_lies_between_lower_and_upper_bound(shown):
-    """On f = (L/2)‖x‖² from x* = 0, over a grid of γL: the last iterate and the mean over t = 1 …
-    T, computed from dense matrices; T = 10/γL.
+    """On f = (L/2)‖x‖² from x* = 0, for several γL, with T = 10/γL.
+
+    The last iterate and the mean over t = 1 … T are computed from dense matrices.
     """
     L, sigma, lines, inside = 3.0, 2.0, [], True
     for step in (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25):
@@ -421,8 +425,9 @@ def test_measured_noise_lies_between_lower_and_upper_bound(shown):
 
 
 def toeplitz_curve(noising, spectrum, learning_rate, variance):
-    """``E‖∇f(x_t)‖²`` of the noise at t = 1 … T, for noise with Toeplitz ``C⁻¹`` (its first
-    column): O(T) a curvature.
+    """``E‖∇f(x_t)‖²`` at t = 1 … T, for noise with Toeplitz ``C⁻¹``, in O(T) for a curvature.
+
+    `noising` is the first column of ``C⁻¹``.
     """
     total = np.zeros(len(noising))
     for h in spectrum:

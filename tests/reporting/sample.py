@@ -15,7 +15,7 @@ NAMES = {"DP-SGD": "dp-sgd", "DP-MF": "dp-mf", "DP-MF⁺, τ = T": "dp-mf+", "da
 
 @functools.cache
 def designs():
-    """label → (name, Factorization)."""
+    """A dict from labels to (name, Factorization)."""
     options = {"damped": {"rho": 0.9, "final_weight": 16.0}}
     return {
         label: (name, ap.design(name, steps=STEPS, epochs=EPOCHS, **options.get(name, {})))

@@ -52,7 +52,7 @@ def test_a_search_cut_short_still_certifies():
 
 
 def test_cross_terms_left_over_are_counted():
-    """At the start of a search they are large, and of both signs: in each class the |entries| of X sum up to 1."""
+    """They are large at the start, of both signs: in each class the |entries| of X sum up to 1."""
     classes = epochs(4, 6).patterns(24)
     Y = dual.solve(Average().root(Workload.sgd(24, momentum=0.9)), classes, iterations=0).factor
     blocks = [Y[:, c].T @ Y[:, c] for c in classes]

@@ -50,7 +50,7 @@ def test_the_error_is_that_of_the_matrices_and_its_gradient_is_right(workload):
 
 
 def test_columns_an_epoch_apart_share_no_row():
-    """For every number of buffers up to the length of an epoch; and one row more would be one too many."""
+    """For every number of buffers up to the length of an epoch; one row more would be too many."""
     for window in (1, 2, 5):
         for buffers in range(1, window + 1):
             kept, fed = _emptied(T, window, buffers)
@@ -70,7 +70,7 @@ def test_columns_an_epoch_apart_share_no_row():
 
 @pytest.mark.slow
 def test_few_buffers_are_good_and_more_are_better():
-    """Against the certified optimum; a general banded encoder of as many bands needs a vector for each."""
+    """Compared with the certified optimum."""
     gaps = [ap.design("dp-mf", steps=64, epochs=4, buffers=m).gap for m in (1, 2, 4)]
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[-1] < 0.10

@@ -1,4 +1,4 @@
-"""Few buffers for one participation: never worse than the optimum's own stream cut short, nor than a BLT."""
+"""Few buffers for one participation: never worse than the truncated optimum, nor than a BLT."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_better_than_what_it_begins_with(workload, buffers):
 
 @pytest.mark.parametrize("participation", [ap.once(), ap.epochs(6, 16)])
 def test_nothing_is_carried_over_a_restart(participation):
-    """So the sensitivity over several epochs stays exact: no class has two steps between restarts."""
+    """No class has two steps between restarts, so the sensitivity over epochs stays exact."""
     f = ap.design("dp-mf+", steps=T, tau=16, participation=participation, buffers=1)
     assert f.error < cut(ap.Workload.sgd(T), Restarts(16), participation, 1).error
     C = f.encoder()

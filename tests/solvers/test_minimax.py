@@ -47,7 +47,7 @@ def test_no_encoder_beats_the_bound(participation):
 
 
 def test_the_form_that_is_asked_for():
-    """Better at the maximum than DP-MF, worse at the mean; a stream; saved, loaded and verified like any other."""
+    """Better at the maximum than DP-MF, worse at the mean; a stream that is saved and verified."""
     f = ap.design("optimal", steps=48, objective=Maximum())
     mean = ap.design("dp-mf", steps=48)
     assert isinstance(f, Streaming)

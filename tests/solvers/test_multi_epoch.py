@@ -1,4 +1,4 @@
-"""Several epochs by block-cyclic matrices, against the dense path on problems small enough for both."""
+"""Several epochs by block-cyclic matrices, compared with the dense solver on small problems."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_the_optimum_is_that_of_the_dense_path(name):
 
 
 def test_cross_terms_are_counted():
-    """A search that stops at once leaves cross terms; whatever they are, no record moves the output by more than 1."""
+    """A search that stops at once leaves cross terms; the sensitivity is at most 1 with them."""
     workload, participation = ap.Workload.sgd(48), ap.epochs(8, 6)
     f = multi_epoch_optimum(Problem(workload, Average(), participation), tolerance=0.5)
     X = f.encoder().T @ f.encoder()
@@ -91,8 +91,10 @@ def test_cross_terms_are_counted():
 @pytest.mark.parametrize("objective", [Average(), Restarts(10)], ids=["whole", "stretches"])
 @pytest.mark.parametrize("name", ["plain", "short last epoch", "momentum", "delay"])
 def test_classes_are_scaled_by_all_that_one_record_can_do(name, objective):
-    """Far from the optimum, where cross terms are large: in each class the |entries| of CᵀC, not its diagonal, sum up
-    to 1, before anything is normalised."""
+    """In each class the |entries| of CᵀC sum up to 1, before anything is normalised.
+
+    Far from the optimum, where cross terms are large, the diagonal alone would not.
+    """
     workload, every = CASES[name]
     participation = ap.epochs(-(-workload.steps // every), every)
     problem = Problem(workload, objective, participation)

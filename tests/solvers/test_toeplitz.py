@@ -66,7 +66,7 @@ def test_the_best_toeplitz_encoder(steps):
 
 
 def test_for_the_maximum_error_the_square_root_is_the_best_toeplitz_encoder():
-    """Fichtenberger, Henzinger and Upadhyay 2023: sens² and the last row are the same sum, whose product is least."""
+    """Fichtenberger, Henzinger and Upadhyay (2023)."""
     root = ap.design("sqrt-toeplitz", steps=64, normalized=False, objective=Maximum())
     found = ap.design("toeplitz", steps=64, objective=Maximum())
     np.testing.assert_allclose(found.coefficients, root.coefficients, rtol=1e-3)

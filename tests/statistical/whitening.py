@@ -27,7 +27,7 @@ def statistics(rows, encoder, scale):
 
 
 def worst(rows, encoder, scale):
-    """The largest \\|z\\|, and which statistic has it."""
+    """The largest absolute z value, and which statistic has it."""
     found = statistics(rows, encoder, scale)
     values = {name: float(np.abs(values).max()) for name, values in found.items()}
     name = max(values, key=values.get)

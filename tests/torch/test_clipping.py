@@ -125,7 +125,7 @@ def test_norms_do_not_overflow():
 
 @pytest.mark.parametrize("kind", ["normal", "constant", "few large"])
 def test_no_example_is_longer_than_the_clip_norm_however_many_coordinates(kind):
-    """What a plain float32 sum of five million squares loses, the clipped gradient would have too much."""
+    """A float32 sum of five million squares is too small; the clipped gradient was too long."""
     g = torch.full((1, 5_000_000), 0.1)
     if kind == "normal":
         g.normal_(generator=torch.Generator().manual_seed(0))

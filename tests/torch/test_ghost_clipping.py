@@ -69,17 +69,23 @@ def test_rows_of_hooks_are_in_float32_or_float64_as_the_parameter_is(dtype):
 
 @pytest.mark.parametrize("value", [0.3, 1.1])
 def test_ghost_clipping_covers_the_rounding_of_norms_of_millions_of_numbers(value):
-    """Opacus has no ghost rule for convolutions: it adds up their gradients in float32, here two million numbers."""
+    """Opacus adds up gradients of convolutions in float32, here two million numbers."""
     layer = torch.nn.Conv1d(1500, 1400, 1, bias=False)
     net = torch.nn.Sequential(layer, torch.nn.Flatten())
     x = torch.full((1, 1500, 1), value)
     dataset = torch.utils.data.TensorDataset(x, torch.zeros(1, dtype=torch.int64))
     engine = PrivacyEngine(mechanism="dp-sgd", key=ap.Key.insecure(0))
     module, optimizer, criterion, loader = engine.make_private(
-        module=net, optimizer=torch.optim.SGD(net.parameters(), lr=1.0), noise_multiplier=1.0, max_grad_norm=0.7,
-        data_loader=torch.utils.data.DataLoader(dataset, batch_size=1), poisson_sampling=False, epochs=1,
-        grad_sample_mode="ghost", criterion=Total(),
-    )  # fmt: skip
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=1.0),
+        noise_multiplier=1.0,
+        max_grad_norm=0.7,
+        data_loader=torch.utils.data.DataLoader(dataset, batch_size=1),
+        poisson_sampling=False,
+        epochs=1,
+        grad_sample_mode="ghost",
+        criterion=Total(),
+    )
     for inputs, targets in loader:
         optimizer.zero_grad()
         criterion(module(inputs), targets).backward()

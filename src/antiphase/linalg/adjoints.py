@@ -41,28 +41,28 @@ def noise(
                 V[t + 1, a, b] += Hc[a, 0] * mu[b] + mu[a] * Hc[b, 0] + variance * mu[a] * mu[b]
         total += squares[t] * V[t + 1, m, m]
     of_delta, of_g, of_rho = np.zeros(T), np.zeros((T, m)), np.zeros((T, m))
-    Qmu, to_c, QHc = np.zeros(n), np.zeros((n, 1)), np.zeros(n)
+    Q_mu, to_c, Q_Hc = np.zeros(n), np.zeros((n, 1)), np.zeros(n)
     for t in range(T - 1, -1, -1):
         variance = _step(t, delta, g, rho, P, N, V[t], row, after, mu, c)
         Q[m, m] += squares[t]
         _apply(row, after, p, c.reshape(n, 1), Hc)
         to_variance = 0.0
         for a in range(n):
-            Qmu[a] = QHc[a] = 0.0
+            Q_mu[a] = Q_Hc[a] = 0.0
             for b in range(n):
-                Qmu[a] += Q[a, b] * mu[b]
-                QHc[a] += Q[a, b] * Hc[b, 0]
-            to_variance += mu[a] * Qmu[a]
-        _apply_transposed(row, after, p, Qmu.reshape(n, 1), to_c)
+                Q_mu[a] += Q[a, b] * mu[b]
+                Q_Hc[a] += Q[a, b] * Hc[b, 0]
+            to_variance += mu[a] * Q_mu[a]
+        _apply_transposed(row, after, p, Q_mu.reshape(n, 1), to_c)
         _apply_transposed(row, after, p, Q, half)  # HᵀQ
         through = 0.0
         for k in range(m):
             for a in range(n):
                 through += 2.0 * V[t, k, a] * to_c[a, 0]
             through += 2.0 * to_variance * c[k]
-            of_g[t, k] = 2.0 * (QHc[k] + variance * Qmu[k])
+            of_g[t, k] = 2.0 * (Q_Hc[k] + variance * Q_mu[k])
             if t + 1 < T:
-                value = Qmu[k] * c[k]
+                value = Q_mu[k] * c[k]
                 for a in range(n):
                     value += half[a, k] * V[t, a, k]
                 of_rho[t + 1, k] = 2.0 * value * rho[t + 1, k]

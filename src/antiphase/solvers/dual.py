@@ -222,10 +222,10 @@ def _evaluate(root: Array, groups: list[Indices], V: list[Array]) -> Point:
     """``X(V) = F⁻ᵀ P Σ Pᵀ F⁻¹``, its inverse and both bounds, by the SVD ``M F = U Σ Pᵀ``."""
     n = root.shape[1]
     F = [np.linalg.cholesky(v) for v in V]
-    MF = np.empty((len(root), n))
+    root_F = np.empty((len(root), n))
     for g, f in zip(groups, F, strict=True):
-        MF[:, g] = np.einsum("rck,ckl->rcl", root[:, g], f)
-    _, sigma, Pt = np.linalg.svd(MF, full_matrices=False)
+        root_F[:, g] = np.einsum("rck,ckl->rcl", root[:, g], f)
+    _, sigma, Pt = np.linalg.svd(root_F, full_matrices=False)
     half = np.sqrt(sigma)[:, None] * Pt
     Y = np.empty_like(half)
     inverse = np.empty((n, len(sigma)))  # X⁻¹ = inverse · inverseᵀ
