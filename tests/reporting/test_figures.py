@@ -1,11 +1,15 @@
 """Figures: SVG and PNG, the same bytes each time, readable at half their size."""
 
+import io
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from matplotlib import pyplot as plt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
+from PIL import Image
 
 from antiphase.reporting import charts, figures
 from tests.reporting import sample
@@ -33,29 +37,27 @@ def test_a_name_keeps_its_dots(tmp_path):
 def test_text_is_readable_at_half_size_and_stays_inside(kind):
     """At half its width no text is below 6.5 points, cut off, or overlapping another."""
     chart = sample.all_charts()[kind]
-    with plt.rc_context(figures.STYLE):
-        figure = figures._maps(chart) if kind == "matrices" else figures._lines(chart)
-        figure.canvas.draw()
-        shown = [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
-        assert len(shown) > 5
-        width, height = figure.canvas.get_width_height()
-        boxes = []
-        for text in shown:
-            assert text.get_fontsize() / 2 >= 6.5, text
-            box = text.get_window_extent()
-            if box.width:
-                assert box.x0 >= -1, text
-                assert box.y0 >= -1, text
-                assert box.x1 <= width + 1, text
-                assert box.y1 <= height + 1, text
-                boxes.append((text.get_text(), box))
-        for i, (one, a) in enumerate(boxes):
-            for other, b in boxes[:i]:
-                apart = (
-                    min(a.x1, b.x1) - max(a.x0, b.x0) < 1 or min(a.y1, b.y1) - max(a.y0, b.y0) < 2
-                )
-                assert apart, (one, other)
-        plt.close(figure)
+    figure = figures.figure(chart)
+    FigureCanvasAgg(figure).draw()
+    shown = [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
+    assert len(shown) > 5
+    width, height = figure.canvas.get_width_height()
+    boxes = []
+    for text in shown:
+        assert text.get_fontsize() / 2 >= 6.5, text
+        box = text.get_window_extent()
+        if box.width:
+            assert box.x0 >= -1, text
+            assert box.y0 >= -1, text
+            assert box.x1 <= width + 1, text
+            assert box.y1 <= height + 1, text
+            boxes.append((text.get_text(), box))
+    for i, (one, a) in enumerate(boxes):
+        for other, b in boxes[:i]:
+            apart = (
+                min(a.x1, b.x1) - max(a.x0, b.x0) < 1 or min(a.y1, b.y1) - max(a.y0, b.y0) < 2
+            )
+            assert apart, (one, other)
 
 
 def test_curves_have_the_colour_of_their_mechanism(tmp_path):
@@ -65,6 +67,28 @@ def test_curves_have_the_colour_of_their_mechanism(tmp_path):
         assert (
             re.search(rf"stroke: {colour}", text) or name == "dp-sgd"
         )  # black is the default, and left out
+
+
+@pytest.mark.issue(23)
+def test_drawing_changes_nothing_for_the_process():
+    """No backend is chosen and no figure is registered: both belong to the user's notebook."""
+    code = (
+        "import sys; from antiphase.reporting import charts, figures; import matplotlib; "
+        "figures.figure(charts.Lines('t', 'x', 'y', []))._repr_png_(); "
+        "print('matplotlib.pyplot' in sys.modules, matplotlib.get_backend(auto_select=False))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False None\n"
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize("kind", ["noise", "matrices"])
+def test_a_figure_is_shown_as_png(kind):
+    """At the width that is stated, with two to three dots for each pixel."""
+    data, size = figures.figure(sample.all_charts()[kind])._repr_png_()
+    width, height = Image.open(io.BytesIO(data)).size
+    assert 2 < width / size["width"] < 3
+    assert width / size["width"] == pytest.approx(height / size["height"], rel=0.01)
 
 
 def test_gaps_and_empty_charts_are_drawn(tmp_path):

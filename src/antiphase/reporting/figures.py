@@ -1,11 +1,13 @@
 """Figures: charts drawn by Matplotlib, as SVG and PNG.
 
 Curves are labelled at their ends rather than in a legend. No text is smaller than 13 points, so
-that a figure can be read when printed at half its size.
+that a figure can be read when printed at half its size. pyplot is not used: it would choose a
+backend for the whole process.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import textwrap
 from collections.abc import Iterable
@@ -14,22 +16,20 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt
 from matplotlib.colors import FuncNorm, LinearSegmentedColormap
+from matplotlib.figure import Figure
 
 from antiphase.reporting.axes import Axis, axes_of, last_height, marked, spread, tick_label, x_ticks
 from antiphase.reporting.charts import Chart, HeatMaps, Lines, Series
 from antiphase.reporting.palette import COLOURS, LIGHT_PAGE, NEGATIVE, OTHER, POSITIVE
 from antiphase.reporting.svg import thinned
 
-__all__ = ["COLOURS", "draw"]
+__all__ = ["COLOURS", "ChartFigure", "draw", "figure"]
 
 FONT_SIZE = 13.0  # points
 NOTE_LETTERS_PER_INCH = 11
 MAX_POINTS = 4000  # of a curve: more than a printed line has dots
+DPI = 160
 STYLE: Any = {
     "font.size": FONT_SIZE,
     "axes.titlesize": 15,
@@ -44,6 +44,22 @@ STYLE: Any = {
     "svg.hashsalt": "antiphase",
 }
 DIVERGING = LinearSegmentedColormap.from_list("antiphase", [NEGATIVE, "#FFFFFF", POSITIVE])
+
+
+class ChartFigure(Figure):
+    """A Matplotlib figure that notebooks show without pyplot; ``savefig`` writes it to a file."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=DPI)
+        width, height = 72 * self.get_size_inches()  # two to three dots for each pixel of a screen
+        return file.getvalue(), {"width": int(width), "height": int(height)}
+
+
+def figure(chart: Chart) -> ChartFigure:
+    """Draw a chart as a Matplotlib figure, which pyplot does not manage."""
+    with mpl.rc_context(STYLE):
+        return _maps(chart) if isinstance(chart, HeatMaps) else _lines(chart)
 
 
 def draw(path: str | os.PathLike[str], chart: Chart) -> tuple[Path, Path]:
@@ -61,18 +77,18 @@ def draw(path: str | os.PathLike[str], chart: Chart) -> tuple[Path, Path]:
     path = Path(path)
     stem = path.with_suffix("") if path.suffix in (".svg", ".png") else path
     stem.parent.mkdir(parents=True, exist_ok=True)
-    with plt.rc_context(STYLE):
-        figure = _maps(chart) if isinstance(chart, HeatMaps) else _lines(chart)
-        svg, png = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".png")
-        metadata = {"Title": chart.title, "Description": chart.alt}
-        figure.savefig(svg, metadata={**metadata, "Date": None})
-        figure.savefig(png, metadata={**metadata, "Software": None}, dpi=160)
-        plt.close(figure)
+    svg, png = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".png")
+    metadata = {"Title": chart.title, "Description": chart.alt}
+    drawing = figure(chart)
+    with mpl.rc_context(STYLE):
+        drawing.savefig(svg, metadata={**metadata, "Date": None})
+        drawing.savefig(png, metadata={**metadata, "Software": None}, dpi=DPI)
     return svg, png
 
 
-def _lines(chart: Lines) -> Any:
-    figure, axes = plt.subplots(figsize=(9, 5.4), layout="constrained")
+def _lines(chart: Lines) -> ChartFigure:
+    figure = ChartFigure(figsize=(9, 5.4), layout="constrained")
+    axes = figure.subplots()
     x_axis, y_axis = axes_of(chart)
     for region in chart.regions:
         axes.axvspan(region.low, region.high, color=LIGHT_PAGE["rule"], alpha=0.45, linewidth=0)
@@ -129,11 +145,10 @@ def _label_ends(axes: Any, series: Iterable[Series], y_axis: Axis) -> None:
         axes.text(1.04, place, s.label, transform=axes.transAxes, va="center", fontsize=FONT_SIZE)
 
 
-def _maps(chart: HeatMaps) -> Any:
+def _maps(chart: HeatMaps) -> ChartFigure:
     count = len(chart.matrices)
-    figure, all_axes = plt.subplots(
-        1, count, figsize=(max(4.6 * count, 6), 5.2), layout="constrained", squeeze=False
-    )
+    figure = ChartFigure(figsize=(max(4.6 * count, 6), 5.2), layout="constrained")
+    all_axes = figure.subplots(1, count, squeeze=False)
     for axes, (label, matrix) in zip(all_axes[0], chart.matrices.items(), strict=True):
         limit = float(np.abs(matrix).max()) or 1.0
         shape = (0.5, matrix.shape[1] + 0.5, matrix.shape[0] + 0.5, 0.5)
