@@ -54,9 +54,7 @@ def test_text_is_readable_at_half_size_and_stays_inside(kind):
             boxes.append((text.get_text(), box))
     for i, (one, a) in enumerate(boxes):
         for other, b in boxes[:i]:
-            apart = (
-                min(a.x1, b.x1) - max(a.x0, b.x0) < 1 or min(a.y1, b.y1) - max(a.y0, b.y0) < 2
-            )
+            apart = min(a.x1, b.x1) - max(a.x0, b.x0) < 1 or min(a.y1, b.y1) - max(a.y0, b.y0) < 2
             assert apart, (one, other)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from antiphase.comparison import Comparison, Entry
 from antiphase.reporting.charts import MAX_STEPS, Lines, frontier, noise_per_iterate, noise_spectrum
-from antiphase.reporting.page import Column, Grid, Page, version_and_time
+from antiphase.reporting.content import Column, Grid, Page, version_and_time
 
 SAMPLING_REQUIREMENTS = {
     "poisson": "Poisson sampling, anew at every step",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from antiphase.comparison.candidates import LABELS
 from antiphase.reporting import charts
-from antiphase.reporting.page import Cell, Column, Grid, Page, version_and_time
+from antiphase.reporting.content import Cell, Column, Grid, Page, version_and_time
 
 if TYPE_CHECKING:
     from antiphase.torch.recipe import Outcome
