@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,34 +28,53 @@ def charts(comparison: Comparison) -> dict[str, Lines]:
         ``noise`` per iterate; ``spectrum`` of the noise, for few enough steps; and the frontiers
         ``memory`` and ``time``, where there is more than one mechanism.
     """
+    return {name: make(comparison) for name, make in builders(comparison).items()}
+
+
+def builders(comparison: Comparison) -> dict[str, Callable[[Comparison], Lines]]:
+    """The functions that make each of the `charts`."""
+    makers = {"noise": _noise}
+    if comparison.setting.steps <= MAX_STEPS and not all(e.amplified for e in comparison.entries):
+        makers["spectrum"] = _spectrum
+    if len(comparison.entries) > 1:
+        makers["memory"] = _memory
+        if comparison.time_frontier:
+            makers["time"] = _time
+    return makers
+
+
+def _noise(comparison: Comparison) -> Lines:
     entries = comparison.entries
     amplified = {entry.label for entry in entries if entry.amplified}
     noise = noise_per_iterate({entry.label: (entry.name, entry.deviation) for entry in entries})
     series = [replace(s, dashed=s.label in amplified) for s in noise.series]
-    note = "Dashed: with amplification." if amplified else ""
-    result = {"noise": replace(noise, series=series, note=note)}
-    in_fixed_order = {e.label: (e.name, e.factorization) for e in entries if not e.amplified}
-    if in_fixed_order and comparison.setting.steps <= MAX_STEPS:
-        result["spectrum"] = noise_spectrum(in_fixed_order)
-    if len(entries) < 2:
-        return result
-    result["memory"] = frontier(
-        {entry.label: (entry.name, 1 + entry.vectors, entry.average) for entry in entries},
+    return replace(noise, series=series, note="Dashed: with amplification." if amplified else "")
+
+
+def _spectrum(comparison: Comparison) -> Lines:
+    in_fixed_order = [entry for entry in comparison.entries if not entry.amplified]
+    return noise_spectrum({e.label: (e.name, e.factorization) for e in in_fixed_order})
+
+
+def _memory(comparison: Comparison) -> Lines:
+    return frontier(
+        {
+            entry.label: (entry.name, 1 + entry.vectors, entry.average)
+            for entry in comparison.entries
+        },
         [entry.label for entry in comparison.memory_frontier],
         "Least noise for the memory",
         "vectors in memory, including the model",
     )
-    if comparison.time_frontier:
-        result["time"] = frontier(
-            {
-                entry.label: (entry.name, 1e3 * entry.step_seconds, entry.average)
-                for entry in entries
-            },
-            [entry.label for entry in comparison.time_frontier],
-            "Least noise for the time",
-            f"time of the noise per step (ms, {comparison.setting.parameters:,} parameters)",
-        )
-    return result
+
+
+def _time(comparison: Comparison) -> Lines:
+    return frontier(
+        {e.label: (e.name, 1e3 * e.step_seconds, e.average) for e in comparison.entries},
+        [entry.label for entry in comparison.time_frontier],
+        "Least noise for the time",
+        f"time of the noise per step (ms, {comparison.setting.parameters:,} parameters)",
+    )
 
 
 def page(comparison: Comparison, command: str) -> Page:
