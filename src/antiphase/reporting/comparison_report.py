@@ -31,7 +31,7 @@ def charts(comparison: Comparison) -> dict[str, Lines]:
     return {name: make(comparison) for name, make in builders(comparison).items()}
 
 
-def builders(comparison: Comparison) -> dict[str, Callable[[Comparison], Lines]]:
+def builders(comparison: Comparison) -> Mapping[str, Callable[[Comparison], Lines]]:
     """The functions that make each of the `charts`."""
     makers = {"noise": _noise}
     if comparison.setting.steps <= MAX_STEPS and not all(e.amplified for e in comparison.entries):
