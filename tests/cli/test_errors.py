@@ -1,8 +1,12 @@
 """Invalid input ends with a one-line error, before any work, and leaves no file behind."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
 import antiphase as ap
+from antiphase import cli
 
 DESIGN = ["design", "dp-mf", "--steps", "16"]
 BUDGET = "--epsilon 8 --delta 1e-5"
@@ -188,3 +192,34 @@ def test_every_error_has_a_traceback_on_request(run, monkeypatch):
     assert done.err.startswith("Traceback")
     assert 'int("no number")' in done.err
     assert "error: invalid literal" in done.err.splitlines()[-1]
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("desing dp-mf", "antiphase has no command desing; did you mean design?"),
+        ("design dpsgd --steps 8", "NAME = dpsgd: is not known; did you mean dp-sgd?"),
+        ("design dp-mf --stpes 8", "antiphase design has no option --stpes; did you mean --steps?"),
+        ("design dp-mf -steps 8", "antiphase design has no option -steps; did you mean --steps?"),
+        ("compare --steps 8 --noise 1", "antiphase compare has no option --noise."),
+        ("design dp-mf --steps", "--steps needs a value."),
+        ("design dp-mf --steps 8 --nesterov=1", "--nesterov does not take a value."),
+        ("design dp-mf --steps 8 more", "unexpected argument more."),
+        ("design dp-mf --steps 8 --lr nan", "--lr = nan: must be a number."),
+        ("design dp-mf --steps 1.5", "--steps = 1.5: must be a whole number of at least 1."),
+    ],
+)
+def test_errors_of_the_command_line_are_the_same_with_every_version_of_typer(refused, words, error):
+    """The message is ours, whole: one suggestion, then where to read on."""
+    command = "antiphase" if words.startswith("desing") else f"antiphase {words.split()[0]}"
+    assert refused(*words.split(), code=2) == f"error: {error} See: {command} --help\n"
+
+
+@pytest.mark.issue(23)
+def test_click_is_not_imported():
+    """Typer 0.29 brings a private copy of Click, and Click itself is not installed."""
+    for file in Path(cli.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in getattr(node, "names", ())]
+            assert "click" not in [*names, getattr(node, "module", "")], file.name

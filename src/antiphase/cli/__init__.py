@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 from typer import Option
+from typer.core import TyperCommand, TyperGroup
 
 from antiphase import __version__
 from antiphase.cli import (
@@ -21,15 +23,52 @@ from antiphase.cli import (
     train,
     verify,
 )
-from antiphase.cli.errors import EXIT_INTERRUPTED, exit_codes
+from antiphase.cli.errors import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    USAGE_ERROR,
+    exit_codes,
+    suggestion,
+    usage_error,
+)
+
+
+class Commands(TyperGroup):
+    """All commands: one that does not exist is an error with a suggestion."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that ``args`` begin with."""
+        if args[0] not in self.commands:
+            similar = suggestion(args[0], self.commands)
+            raise usage_error(f"antiphase has no command {args[0]}{similar}")
+        return super().resolve_command(ctx, args)
+
+
+class Command(TyperCommand):
+    """A command, whose errors name it."""
+
+    allow_extra_args = True
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; refuse more of them than the command takes."""
+        try:
+            super().parse_args(ctx, args)
+            if ctx.args and not ctx.resilient_parsing:
+                raise usage_error(f"unexpected argument {' '.join(ctx.args)}")
+        except USAGE_ERROR as error:
+            error.ctx = ctx  # type: ignore[attr-defined]
+            raise
+        return []
+
 
 app = typer.Typer(
     name="antiphase",
+    cls=Commands,
     help="Differentially private training with correlated noise.",
     epilog="Exit codes: 0 done; 1 the answer is no (a check of verify fails, audit has an alarm); "
     "2 error (wrong usage, invalid value, missing or damaged file, bug); 130 Ctrl-C. "
     "ANTIPHASE_TRACEBACK=1 in the environment shows the traceback of every error.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -44,11 +83,14 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: bool = Option(
         False, "--version", callback=_version, is_eager=True, help="Show the version."
     ),
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print(context.get_help(), end="")
+        raise typer.Exit(EXIT_ERROR)
 
 
 for command in (
@@ -63,7 +105,7 @@ for command in (
     data.data,
     demo.demo,
 ):
-    app.command(help=options.help_text(command))(options.expand_groups(command))
+    app.command(cls=Command, help=options.help_text(command))(options.expand_groups(command))
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ class Result:
 
 
 def design(
-    name: Annotated[str, Argument(click_type=options.one_of(*options.MECHANISMS), metavar="NAME")],
+    name: Annotated[str, Argument(**options.one_of(*options.MECHANISMS, metavar="NAME"))],
     *,
     length: options.ParticipationPattern,
     settings: DesignOptions,

@@ -6,11 +6,12 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
-import click
+import typer
 
 from antiphase.cli import output
 from antiphase.errors import AntiphaseError, AntiphaseWarning
@@ -23,13 +24,33 @@ EXIT_INTERRUPTED = 130  # by Ctrl-C, as in shells
 INPUT_ERRORS = (AntiphaseError, ValueError, TypeError, ImportError, MemoryError)
 
 
+# The base class of Typer's errors about the command line, which Typer does not export.
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+
+
 class UserCodeError(Exception):
     """Code of the user raised the exception that is the cause of this one."""
 
 
-def usage_error(message: str) -> click.UsageError:
+class _OwnMessage(typer.BadParameter):
+    def format_message(self) -> str:
+        return self.message
+
+
+def usage_error(message: str) -> typer.BadParameter:
     """Return an error for a command line that is wrong; it points to ``--help``."""
-    return click.UsageError(message, click.get_current_context(silent=True))
+    return _OwnMessage(message)
+
+
+def suggestion(word: str, known: Collection[str]) -> str:
+    """Return the question whether a similar word was meant; nothing if no word is similar.
+
+    >>> suggestion("dp-mff", ["dp-sgd", "dp-mf", "tree"]), suggestion("x", ["tree"])
+    ('; did you mean dp-mf?', '')
+    """
+    words = [name for name in known if name.startswith(word)]
+    similar = words[:2] or get_close_matches(word.lower(), known, n=2, cutoff=0.8)
+    return f"; did you mean {' or '.join(similar)}?" if similar else ""
 
 
 @contextmanager
@@ -46,14 +67,11 @@ def exit_codes() -> Iterator[None]:
             warnings.simplefilter("default", AntiphaseWarning)
             warnings.showwarning = _show_warning
             yield
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(EXIT_ERROR)
-    except click.UsageError as error:
-        command = "antiphase" if error.ctx is None else error.ctx.command_path
-        message = " ".join(error.format_message().split()).rstrip(".")
-        fail(f"{message}. See: {command} --help")
-    except (KeyboardInterrupt, click.Abort):
+    except USAGE_ERROR as error:
+        message = " ".join(_usage_message(error).split())
+        end = "" if message.endswith("?") else "."
+        fail(f"{message.rstrip('.')}{end} See: {_command(error)} --help")
+    except (KeyboardInterrupt, typer.Abort):
         interrupted("by Ctrl-C")
     except UserCodeError as error:
         traceback.print_exception(error.__cause__)
@@ -71,6 +89,37 @@ def exit_codes() -> Iterator[None]:
     except Exception:
         traceback.print_exc()
         sys.exit(EXIT_ERROR)
+
+
+def _command(error: Any) -> str:
+    return "antiphase" if error.ctx is None else str(error.ctx.command_path)
+
+
+def _usage_message(error: Any) -> str:
+    """Say what is wrong with the command line, in the same words with every version of Typer."""
+    kind = type(error).__name__
+    if kind == "NoSuchOption":
+        known = [option for parameter in error.ctx.command.params for option in parameter.opts]
+        name = error.option_name
+        if not name.startswith("--"):  # Typer reads -steps as -s
+            name = next((word for word in sys.argv[1:] if word.startswith(name)), name)
+        similar = suggestion("--" + name.strip("-"), known)
+        return f"{_command(error)} has no option {name}{similar}"
+    if kind == "MissingParameter":
+        return f"{_name(error.param)} is missing"
+    if kind == "BadOptionUsage":
+        needs = "requires" in error.message
+        return f"{error.option_name} {'needs a value' if needs else 'does not take a value'}"
+    if getattr(error, "param", None) is not None:
+        return f"{_name(error.param)} {error.message}"
+    return str(error.format_message())
+
+
+def _name(parameter: Any) -> str:
+    """Return the name of a parameter as it is typed, or as it stands in the usage line."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper())
+    return str(next(name for name in parameter.opts if name.startswith("--")))
 
 
 def fail(message: str) -> NoReturn:

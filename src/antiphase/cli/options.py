@@ -6,22 +6,23 @@ A command takes a group of options as one parameter, whose type is a dataclass o
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import json
+import math
 import re
 import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
-import click
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 from antiphase.accounting.accountant import ADJACENCIES
-from antiphase.cli.errors import usage_error
+from antiphase.cli.errors import suggestion, usage_error
 from antiphase.design import designs
 from antiphase.participation import Participation, from_epochs, min_separation
 from antiphase.sampling import AMPLIFYING, FIXED_ORDER, Sampling, has_rate, parse
@@ -39,12 +40,17 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
         if name in groups:
             annotations = get_type_hints(groups[name], include_extras=True)
             parameters += [
-                field.replace(kind=parameter.KEYWORD_ONLY, annotation=annotations[field.name])
+                field.replace(
+                    kind=parameter.KEYWORD_ONLY,
+                    annotation=_with_own_errors(annotations[field.name]),
+                )
                 for field in inspect.signature(groups[name]).parameters.values()
             ]
         else:
             parameters.append(
-                parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name])
+                parameter.replace(
+                    kind=parameter.KEYWORD_ONLY, annotation=_with_own_errors(hints[name])
+                )
             )
 
     @functools.wraps(command)
@@ -69,9 +75,55 @@ def help_text(command: Callable[..., None]) -> str:
     return "\n\n".join([*paragraphs, "\b\n" + " \\\n".join(example.splitlines())])
 
 
-def one_of(*words: str) -> Any:
-    """Return the type of an option whose value is one of these words."""
-    return click.Choice(words)
+def one_of(*words: str, metavar: str | None = None) -> dict[str, Any]:
+    """Return the arguments of an option whose value is one of these words."""
+
+    def parse(word: str) -> str:
+        if word not in words:
+            similar = suggestion(word, words)
+            rule = f"is not known{similar}" if similar else f"must be one of {', '.join(words)}"
+            raise BadParameter(f"= {word}: {rule}")
+        return word
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return {
+        "parser": parse,
+        "autocompletion": complete,
+        "metavar": metavar or f"[{'|'.join(words)}]",
+    }
+
+
+def _number(kind: type, least: float | None) -> dict[str, Any]:
+    """Return the attributes of an option whose value is a number."""
+    noun = "a whole number" if kind is int else "a number"
+    rule = noun if least is None else f"{noun} of at least {least:g}"
+
+    def parse(text: str) -> float:
+        try:
+            value: float = kind(text)
+        except ValueError:
+            value = math.nan
+        if math.isnan(value) or (least is not None and value < least):
+            raise BadParameter(f"= {text}: must be {rule}")
+        return value
+
+    return {"parser": parse, "metavar": "INTEGER" if kind is int else "FLOAT", "min": None}
+
+
+def _with_own_errors(annotation: Any) -> Any:
+    """Return the type of a parameter whose number, if it is one, is parsed by `_number`.
+
+    So that errors are the same with every version of Typer.
+    """
+    kind, *infos = get_args(annotation) or [annotation]
+    for number in (int, float):
+        if kind in (number, number | None) and infos:
+            info = copy.copy(infos[0])
+            vars(info).update(_number(number, info.min))
+            return Annotated[kind, info]
+    return annotation
 
 
 MechanismFile = Annotated[Path, Argument(help="A mechanism file.", show_default=False)]
@@ -143,9 +195,9 @@ class Optimizer:
     """The optimizer, SGD."""
 
     lr: LearningRate = 1.0
-    schedule: Annotated[
-        str, Option(help="Learning-rate schedule.", click_type=one_of(*SCHEDULES))
-    ] = "constant"
+    schedule: Annotated[str, Option(help="Learning-rate schedule.", **one_of(*SCHEDULES))] = (
+        "constant"
+    )
     momentum: Annotated[float, Option(help="Momentum, below 1.", min=0.0)] = 0.0
     nesterov: Annotated[bool, Option("--nesterov", help="Nesterov momentum.")] = False
     weight_decay: Annotated[float, Option(help="Weight decay.", min=0.0)] = 0.0
@@ -223,11 +275,11 @@ class BatchSampling:
     """Adjacency and the sampling of batches."""
 
     adjacency: Annotated[
-        str, Option(help="How neighbouring data sets differ.", click_type=one_of(*ADJACENCIES))
+        str, Option(help="How neighbouring data sets differ.", **one_of(*ADJACENCIES))
     ] = "zero-out"
     sampler: Annotated[
         str | None,
-        Option(help="How batches are drawn.", click_type=one_of(*AMPLIFYING), show_default=False),
+        Option(help="How batches are drawn.", **one_of(*AMPLIFYING), show_default=False),
     ] = None
     sampling_rate: Annotated[
         float | None, Option(help="Probability that a record is in a batch.", show_default=False)

@@ -28,7 +28,7 @@ class LossOptions:
     ] = None
     criterion: Annotated[
         str | None,
-        Option(help="Iterates that count.", click_type=options.one_of("last", "average")),
+        Option(help="Iterates that count.", **options.one_of("last", "average")),
     ] = None
     batch_size: Annotated[int | None, Option(help="Batch size, for learning rates.", min=1)] = None
     initial_gap: Annotated[float | None, Option(help="Loss to gain, for learning rates.")] = None

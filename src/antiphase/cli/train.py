@@ -49,18 +49,17 @@ class RecipeOptions:
         str,
         Option(
             help="As in design; or none, for no privacy.",
-            click_type=options.one_of("none", *options.MECHANISMS),
-            metavar="NAME",
+            **options.one_of("none", *options.MECHANISMS, metavar="NAME"),
         ),
     ] = "dp-mf+"
     option: options.MechanismOptions = None
     fixed_order: Annotated[bool, Option("--fixed-order", help="dp-sgd in fixed order.")] = False
     model: Annotated[str, Option(help="logistic, mlp, cnn, or module:function.")] = "logistic"
     inputs: Annotated[
-        str, Option(help="As they are, or standardised.", click_type=options.one_of(*INPUTS))
+        str, Option(help="As they are, or standardised.", **options.one_of(*INPUTS))
     ] = "range"
     mode: Annotated[
-        str, Option(help="How gradients are clipped.", click_type=options.one_of(*CLIPPING_MODES))
+        str, Option(help="How gradients are clipped.", **options.one_of(*CLIPPING_MODES))
     ] = "hooks"
 
     def recipe(self, calibration: options.Calibration, optimizer: options.Optimizer) -> Recipe:
