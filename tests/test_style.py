@@ -47,6 +47,8 @@ LATE_IMPORTS = {
         "verification.py": ["dp_accounting", "dp_accounting.pld"],
     },
     "scipy.sparse takes long to import": {"solvers/spectrum.py": ["scipy.sparse.linalg"]},
+    "reporting imports what it shows": {"_util/display.py": ["antiphase.reporting"]},
+    "figures need Matplotlib, an extra": {"reporting/display.py": ["antiphase.reporting"]},
     "solvers import factorizations": {"factorizations/base.py": ["antiphase.solvers.dispatch"]},
 }
 

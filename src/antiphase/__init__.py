@@ -4,7 +4,7 @@ from typing import Any
 
 from antiphase import accounting, auditing, objective, participation, sampling, theory
 from antiphase.band_selection import BandSelection, select_bands
-from antiphase.comparison import Comparison, compare
+from antiphase.comparison import Candidate, Comparison, Setting, compare
 from antiphase.design import design, designs
 from antiphase.errors import (
     AntiphaseError,
@@ -39,6 +39,7 @@ __all__ = [
     "AntiphaseWarning",
     "BandSelection",
     "BypassError",
+    "Candidate",
     "Comparison",
     "DataError",
     "Factorization",
@@ -56,6 +57,7 @@ __all__ = [
     "PrivacyStatement",
     "Recommendation",
     "ReplayError",
+    "Setting",
     "SettingsError",
     "StateError",
     "TooLargeError",

@@ -66,7 +66,7 @@ class BandTrial:
         return self.noise_multiplier**2 * self.error
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BandSelection:
     """The mechanism with the best number of bands.
 
@@ -77,6 +77,11 @@ class BandSelection:
 
     mechanism: Mechanism
     trials: tuple[BandTrial, ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"<BandSelection {self.bands} bands, of {len(self.trials)} tried: {self.mechanism!r}>"
+        )
 
     @property
     def bands(self) -> int:

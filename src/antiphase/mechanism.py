@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from antiphase import sampling as schemes
 from antiphase._util import checks as check
 from antiphase._util import files
+from antiphase._util.display import Displayed
 from antiphase._util.values import digest
 from antiphase.accounting.accountant import Accountant, adjacency_factor
 from antiphase.accounting.gaussian import checked_delta, gdp, required_delta, zcdp
@@ -24,6 +25,7 @@ from antiphase.statement import (
     INSECURE_NOISE,
     SECURE_NOISE,
     PrivacyStatement,
+    rounded_up,
     versions,
 )
 
@@ -34,7 +36,7 @@ UNITS = ("example", "user")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Mechanism:
+class Mechanism(Displayed):
     """A calibrated mechanism: what is added to gradients, and the guarantee of it.
 
     To the sum of the clipped gradients of step t it adds row t of ``noise_scale·C⁻¹Z``. Build one
@@ -277,9 +279,10 @@ class Mechanism:
 
     def __repr__(self) -> str:
         if self.target_delta is not None:
-            guarantee = f"ε = {self.epsilon():.4g} at δ = {self.target_delta:g}"
+            guarantee = f"ε = {rounded_up(self.epsilon())} at δ = {self.target_delta:g}"
         else:
-            guarantee = self.sampling.name if self.amplified else f"μ = {self.mu():.4g}"
+            mu = self.mu()
+            guarantee = self.sampling.name if mu is None else f"μ = {rounded_up(mu)}"
         if self.sampling.rate is not None:
             guarantee += f", sampling rate {self.sampling.rate:g}"
         f = self.factorization

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context
 from importlib import metadata
 
+from antiphase._util.display import Displayed
 from antiphase.sampling import KINDS
 
 ADJACENCY_WORDS = {
@@ -38,8 +39,8 @@ MAX_PARAMETER_NAMES = 10  # of frozen parameters, in words; all are in the JSON
 LINE_WIDTH = 100
 
 
-@dataclass(frozen=True)
-class PrivacyStatement:
+@dataclass(frozen=True, repr=False)
+class PrivacyStatement(Displayed):
     """The privacy guarantee of a training run, as data; ``print`` it for the words.
 
     `Mechanism.statement` and the engines return it.
@@ -116,9 +117,20 @@ class PrivacyStatement:
         """All fields, as JSON."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
 
+    def __repr__(self) -> str:
+        return (
+            f"<PrivacyStatement ({rounded_up(self.epsilon)}, {self.delta:g})-DP for each "
+            f"{self.unit}, {self.adjacency}: {self.mechanism}, {self.released_rows} of "
+            f"{self.steps} steps released{', INSECURE' if self.insecure else ''}>"
+        )
+
     def __str__(self) -> str:
+        return "\n".join(textwrap.fill(paragraph, LINE_WIDTH) for paragraph in self.paragraphs())
+
+    def paragraphs(self) -> list[str]:
+        """The words of the statement."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        paragraphs = [
+        return [
             self._guarantee(),
             self._assumptions(),
             *([] if self.covered_tensors is None else [self._coverage()]),
@@ -127,7 +139,6 @@ class PrivacyStatement:
             "Not private: " + "; ".join(self.not_private) + ".",
             f"Mechanism {self.digest[:16]}…, {versions}.",
         ]
-        return "\n".join(textwrap.fill(paragraph, LINE_WIDTH) for paragraph in paragraphs)
 
     def _guarantee(self) -> str:
         definition = ADJACENCY_WORDS[self.adjacency].format(unit=self.unit)

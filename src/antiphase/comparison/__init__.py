@@ -5,6 +5,7 @@ from antiphase.comparison.candidates import (
     Setting,
     default_candidates,
     fixed_order_rate,
+    require_setting,
 )
 from antiphase.comparison.evaluation import compare
 from antiphase.comparison.result import Comparison, Entry, pareto_front
@@ -18,4 +19,5 @@ __all__ = [
     "default_candidates",
     "fixed_order_rate",
     "pareto_front",
+    "require_setting",
 ]

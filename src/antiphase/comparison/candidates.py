@@ -106,7 +106,7 @@ class Candidate:
         return ", ".join(words)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Setting:
     """A training run and its privacy budget, for which mechanisms are compared.
 
@@ -176,6 +176,9 @@ class Setting:
         """Probability that a record is in a sampled batch; by default that of the fixed order."""
         return self.sampling.rate or fixed_order_rate(self.participation, self.steps)
 
+    def __repr__(self) -> str:
+        return f"<Setting {self.describe()}>"
+
     def describe(self) -> str:
         """A short description, for titles."""
         words = [f"{self.steps:,} step{'s' * (self.steps > 1)}", self.participation.describe()]
@@ -187,6 +190,15 @@ class Setting:
             rate = "" if self.sampling.rate is None else f" at rate {self.sampling.rate:.4g}"
             words.append(f"{self.sampling.label}{rate}")
         return ", ".join(words)
+
+
+def require_setting(setting: Any) -> None:
+    """Raise TypeError if ``setting`` is not a `Setting`."""
+    if not isinstance(setting, Setting):
+        raise TypeError(
+            f"setting = {setting!r} must be a Setting, such as "
+            "Setting.of(steps=1000, epochs=10, epsilon=8.0, delta=1e-5)"
+        )
 
 
 def fixed_order_rate(participation: Participation, steps: int) -> float:

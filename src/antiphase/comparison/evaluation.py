@@ -20,6 +20,7 @@ from antiphase.comparison.candidates import (
     Setting,
     calibrate_candidate,
     default_candidates,
+    require_setting,
 )
 from antiphase.comparison.result import Comparison, Entry
 from antiphase.design import design
@@ -29,7 +30,7 @@ from antiphase.objective import Average
 
 def compare(
     setting: Setting,
-    candidates: Sequence[Candidate] | None = None,
+    candidates: Sequence[Candidate | str] | None = None,
     *,
     tolerance: float = 1e-3,
     measure: bool = True,
@@ -41,29 +42,35 @@ def compare(
 
     Args:
         setting: training run and privacy budget.
-        candidates: what to compare; by default `default_candidates`.
+        candidates: what to compare, as names of designs or `Candidate`; by default
+            `default_candidates`.
         tolerance: certified gap at which optimal designs stop.
         measure: whether to measure the time of a row of noise.
         progress: called with the number of finished candidates and the gap of the current search.
 
     Returns:
-        A comparison; candidates that cannot be designed are listed with the reason.
+        A comparison, which notebooks show as tables; ``plot()`` draws it. Candidates that cannot be
+        designed are listed with the reason.
 
     Raises:
         ValueError: there is no candidate, or none can be designed.
+        TypeError: ``setting`` is not a `Setting`.
 
     Example:
-        >>> setting = Setting.of(steps=64, epochs=4, epsilon=8.0, delta=1e-5)
-        >>> found = compare(setting, [Candidate("dp-sgd"), Candidate("dp-mf")], measure=False)
-        >>> [(entry.label, round(entry.final, 2)) for entry in found.entries]
+        >>> import antiphase as ap
+        >>> setting = ap.Setting.of(steps=64, epochs=4, epsilon=8.0, delta=1e-5)
+        >>> comparison = ap.compare(setting, ["dp-sgd", "dp-mf"], measure=False)
+        >>> [(entry.label, round(entry.final, 2)) for entry in comparison.entries]
         [('DP-SGD', 9.6), ('DP-MF', 3.47)]
     """
-    candidates = default_candidates(setting) if candidates is None else candidates
-    candidates = list({(c.label, c.sampling or setting.sampling): c for c in candidates}.values())
-    if not candidates:
+    require_setting(setting)
+    given = default_candidates(setting) if candidates is None else candidates
+    named = [c if isinstance(c, Candidate) else Candidate(c) for c in given]
+    distinct = list({(c.label, c.sampling or setting.sampling): c for c in named}.values())
+    if not distinct:
         raise ValueError("candidates = []: there is nothing to compare")
-    calibrated, refused, stopped = _calibrate_all(setting, candidates, tolerance, progress)
-    _reporter(progress, "", len(candidates), len(candidates))(ProgressReport(0))
+    calibrated, refused, stopped = _calibrate_all(setting, distinct, tolerance, progress)
+    _reporter(progress, "", len(distinct), len(distinct))(ProgressReport(0))
     optimum = _known_optimum([one.made.mechanism.factorization for one in calibrated])
     if optimum is None and not stopped:
         try:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from antiphase._util.checks import Array
+from antiphase._util.display import Plotted
 from antiphase.comparison.candidates import Candidate, Setting
 from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism
 from antiphase.objective import Objective
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Entry:
     """One mechanism in a comparison.
 
@@ -87,6 +88,9 @@ class Entry:
         """Certified gap for the design's own objective; None if it claims no optimality."""
         return None if self.factorization.bound is None else float(self.factorization.gap)
 
+    def __repr__(self) -> str:
+        return f"<Entry {self.label}: noise {self.final:.4g} at the end, mean {self.average:.4g}>"
+
     def error_under(self, objective: Objective) -> float:
         """Squared noise as an objective weights it; comparable within one setting."""
         f = self.factorization
@@ -117,8 +121,8 @@ class Entry:
         }
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Plotted):
     """The result of `compare`.
 
     Attributes:
@@ -135,6 +139,29 @@ class Comparison:
     refused: Mapping[str, str]
     optimum: float | None
     stopped: bool = False
+
+    def __repr__(self) -> str:
+        best = min(self.entries, key=lambda entry: entry.final)
+        return (
+            f"<Comparison of {len(self.entries)} mechanisms for {self.setting.describe()}: "
+            f"least noise at the end by {best.label}>"
+        )
+
+    def to_html(self) -> str:
+        """The tables that a notebook shows, as a fragment of HTML."""
+        return self._repr_html_()
+
+    def to_frame(self) -> Any:
+        """`rows` as a pandas DataFrame, indexed by label.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_frame() needs pandas: pip install pandas") from error
+        return pandas.DataFrame(self.rows()).set_index("label")
 
     @property
     def baseline(self) -> Entry | None:

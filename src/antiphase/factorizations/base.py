@@ -15,6 +15,7 @@ import scipy
 
 from antiphase._util import files
 from antiphase._util.checks import Array
+from antiphase._util.display import Plotted
 from antiphase.errors import FileFormatError, TooLargeError
 from antiphase.factorizations.noise_forms import NoiseForm
 from antiphase.factorizations.segments import Segment, Stream
@@ -38,7 +39,7 @@ MALFORMED = (  # what reading a damaged file may raise
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Factorization(ABC):
+class Factorization(Plotted, ABC):
     """``A = B C`` with a lower-triangular encoder ``C``.
 
     Training adds ``sens(C)·C⁻¹Z`` to the clipped gradients. Every figure is computed from the
@@ -208,6 +209,11 @@ class Factorization(ABC):
         return best_bound(Problem(self.workload, self.objective, self.participation))
 
     @property
+    def is_certified(self) -> bool:
+        """Whether `lower_bound` is known: `gap` need not solve for it."""
+        return self.bound is not None or "lower_bound" in self.__dict__
+
+    @property
     def gap(self) -> float:
         """``error / lower_bound − 1``: a bound on how much better any factorization could be."""
         return max(self.error / self.lower_bound - 1.0, 0.0)
@@ -323,7 +329,7 @@ class Factorization(ABC):
         if self.workload.describe() != "sgd":
             words.append(self.workload.describe())
         words.append(f"error {self.error:.6g}")
-        if "lower_bound" in self.__dict__ or self.bound is not None:
+        if self.is_certified:
             if self.gap < 0.1:
                 words.append(f"gap {self.gap:.1e}")
             else:

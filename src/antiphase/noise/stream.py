@@ -130,6 +130,14 @@ class NoiseStream:
                 pieces.append(Piece(normals, chunk, first, min(first + length, stop)))
         return pieces
 
+    def __repr__(self) -> str:
+        numbers = sum(math.prod(shape) for shape in self._shapes.values())
+        insecure = ", INSECURE" if self._insecure else ""
+        return (
+            f"<NoiseStream {self._mechanism.factorization.name}: {self._position} of {self.steps} "
+            f"rows drawn, {numbers:,} numbers each, {self.memory / 1e6:.3g} MB kept{insecure}>"
+        )
+
     @property
     def steps(self) -> int:
         """Number of rows in total."""

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from antiphase._util.display import Plotted
 from antiphase.comparison import Comparison, Entry
 
 
@@ -46,7 +47,7 @@ class LearningRateRange:
 
 
 @dataclass(frozen=True, eq=False)
-class Recommendation:
+class Recommendation(Plotted):
     """Which mechanism to take, why, and under which assumptions.
 
     Attributes:

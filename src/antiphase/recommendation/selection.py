@@ -12,7 +12,7 @@ from typing import Any
 
 from antiphase._util import checks as check
 from antiphase._util.progress import Progress, ProgressReport
-from antiphase.comparison import Candidate, Comparison, Entry, Setting, compare
+from antiphase.comparison import Candidate, Comparison, Entry, Setting, compare, require_setting
 from antiphase.objective import Damped, Objective, Restarts
 from antiphase.recommendation import explanation
 from antiphase.recommendation.quadratic_ranking import (
@@ -73,15 +73,23 @@ def recommend(
         progress: called with a report while candidates are designed.
 
     Returns:
-        The recommended mechanism, with reasons and assumptions.
+        The recommended mechanism with reasons and assumptions, which notebooks show; ``plot()``
+        draws the comparison.
 
     Raises:
         ValueError: an argument is out of range, or training diverges on the spectrum.
 
+        TypeError: ``setting`` is not a `Setting`.
+
     Example:
-        >>> recommend(Setting.of(16, 2)).best.label
+        >>> import antiphase as ap
+        >>> recommendation = ap.recommend(ap.Setting.of(steps=16, epochs=2))
+        >>> recommendation.best.label
         'DP-MF⁺, τ = 16'
+        >>> print(recommendation.reasons[0])
+        It leaves ... of ... noise in the model at the same privacy: ...
     """
+    require_setting(setting)
     if poisson and setting.epsilon is None:
         raise ValueError("poisson needs epsilon and delta: amplification depends on them")
     if damping is not None and spectrum is not None:

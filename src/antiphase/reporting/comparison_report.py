@@ -86,7 +86,6 @@ def page(comparison: Comparison, command: str) -> Page:
     """
     setting, entries = comparison.setting, comparison.entries
     best = min(entries, key=lambda entry: entry.final)
-    rows = [_row(e, row) for e, row in zip(entries, comparison.rows(), strict=True)]
     notes = [
         "Noise is a standard deviation per coordinate of the summed updates, at clip norm 1, "
         "before division by the batch size."
@@ -98,16 +97,23 @@ def page(comparison: Comparison, command: str) -> Page:
         question=f"Which noise for {setting.describe()}?",
         answer=_answer(comparison, best),
         points=_points(comparison, best),
-        grids=[
-            Grid("Noise in the model at equal privacy", _noise_columns(comparison), rows),
-            Grid("Cost", _cost_columns(setting.parameters), rows),
-        ],
+        grids=grids(comparison),
         charts=list(charts(comparison).values()),
         statements=[best.mechanism.statement()] if setting.delta is not None else [],
         reproduce=[command],
         notes=notes,
         made=version_and_time(),
     )
+
+
+def grids(comparison: Comparison) -> list[Grid]:
+    """Tables of a comparison: noise, and cost."""
+    entries = comparison.entries
+    rows = [_row(e, row) for e, row in zip(entries, comparison.rows(), strict=True)]
+    return [
+        Grid("Noise in the model at equal privacy", _noise_columns(comparison), rows),
+        Grid("Cost", _cost_columns(comparison.setting.parameters), rows),
+    ]
 
 
 def _row(entry: Entry, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import textwrap
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from antiphase.statement import PrivacyStatement, rounded_up
 
 __all__ = [
     "Block", "Cell", "Column", "Grid", "Page",
-    "render", "unbroken", "unwrapped", "version_and_time", "write",
+    "render", "unbroken", "version_and_time", "write",
 ]  # fmt: skip
 
 
@@ -164,27 +163,7 @@ def _statement(statement: PrivacyStatement | Block) -> dict[str, Any]:
     promise = f"({rounded_up(statement.epsilon)}, {tick_label(statement.delta)})"
     return {
         "title": f"{statement.mechanism}: {promise}-differential privacy",
-        "paragraphs": unwrapped(str(statement), 100),
+        "paragraphs": statement.paragraphs(),
         "json": json.dumps(json.loads(text), indent=2, ensure_ascii=False),
         "link": link,
     }
-
-
-def unwrapped(text: str, width: int) -> list[str]:
-    r"""Return the paragraphs of a text that was wrapped at ``width``.
-
-    A line ends a paragraph if the first word of the next line would have fitted into it.
-
-    >>> unwrapped("one two\nthree\na b", 8)
-    ['one two three', 'a b']
-    """
-    paragraphs: list[str] = []
-    previous = ""
-    for line in text.splitlines():
-        broken = bool(previous) and textwrap.wrap(f"{previous} {line}", width)[0] == previous
-        if broken:
-            paragraphs[-1] += line if previous[-1] == "-" else f" {line}"
-        else:
-            paragraphs.append(line)
-        previous = line
-    return paragraphs
