@@ -3,7 +3,14 @@
 import pytest
 
 import antiphase as ap
-from antiphase.comparison import Candidate, Setting, compare, default_candidates
+from antiphase.comparison import (
+    Candidate,
+    Setting,
+    batches_needed,
+    compare,
+    default_candidates,
+)
+from antiphase.comparison.candidates import no_poisson_reason
 from antiphase.sampling import BallsInBins, CyclicPoisson, FixedOrder, HashSlots, Poisson
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-6}
@@ -11,8 +18,8 @@ BUDGET = {"epsilon": 2.0, "delta": 1e-6}
 
 def test_the_default_candidates_in_order():
     assert labels(Setting.of(64, 4, **BUDGET)) == [
-        "DP-SGD",
         "DP-SGD, Poisson batches",
+        "DP-SGD, fixed order",
         "DP-λCGD",
         "tree, full Honaker",
         "square root",
@@ -74,13 +81,40 @@ def test_default_candidates_fit_the_sampling_scheme():
         Setting.of(64, 4, sampling=sampling, **BUDGET)
         for sampling in (FixedOrder(), CyclicPoisson(1 / 16), BallsInBins())
     )
-    assert labels(cyclic)[1] == "DP-SGD, Poisson batches"  # cyclic Poisson sampling with one group
     assert {"Toeplitz", "DP-MF⁺"} <= set(labels(cyclic)) - set(labels(plain))
-    assert labels(bins)[1] == "DP-SGD, balls in bins"
     assert {"Toeplitz", "banded", "BLT", "DP-MF, buffers = 4"} <= set(
         labels(plain, family=True)
     ) - set(labels(plain))
     assert "restarts with every epoch" not in labels(Setting.of(64))  # the same as DP-MF
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize("sampling", [FixedOrder(), Poisson(1 / 16), CyclicPoisson(1 / 16)])
+def test_dp_sgd_is_compared_on_poisson_batches_and_in_a_fixed_order(sampling):
+    """DP-SGD on Poisson batches comes first, whatever the sampling scheme of the setting."""
+    setting = Setting.of(64, 4, sampling=sampling, **BUDGET)
+    assert labels(setting)[:2] == ["DP-SGD, Poisson batches", "DP-SGD, fixed order"]
+    assert default_candidates(setting)[0].sampling == Poisson(1 / 16)
+    bins = labels(Setting.of(64, 4, sampling=BallsInBins(), **BUDGET))
+    assert bins[:3] == ["DP-SGD, Poisson batches", "DP-SGD, balls in bins", "DP-SGD, fixed order"]
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        (Setting.of(64, 4), "depends on ε and δ"),
+        (Setting(ap.Workload.sgd(16), ap.min_separation(2, 8), **BUDGET), "minimum separation"),
+        (Setting.of(4, 4, **BUDGET), "all records"),
+    ],
+)
+def test_dp_sgd_on_poisson_batches_is_missing_for_a_stated_reason(setting, reason):
+    assert labels(setting)[0] == "DP-SGD, fixed order"
+    assert reason in no_poisson_reason(setting)
+    found = compare(setting, [Candidate("dp-sgd"), Candidate("dp-mf")], measure=False)
+    assert f"DP-SGD on Poisson batches is not compared: {no_poisson_reason(setting)}" in (
+        batches_needed(found)
+    )
 
 
 @pytest.mark.parametrize("sampling", [Poisson(0.1), CyclicPoisson(0.1), BallsInBins()])

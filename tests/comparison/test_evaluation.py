@@ -33,8 +33,9 @@ def test_poisson_batches_can_beat_the_optimum_of_a_fixed_order():
         measure=False,
     )
     assert found.entries[0].over_optimum < 1 <= found.entries[1].over_optimum
-    assert found.baseline is None
-    assert found.to_dict()["mechanisms"][0]["average_relative"] is None
+    assert found.baseline is found.entries[0]
+    assert found.to_dict()["baseline"] == "DP-SGD, Poisson batches"
+    assert found.to_dict()["mechanisms"][0]["average_relative"] == 1
 
 
 def test_the_learning_rate_scales_the_noise():
@@ -139,8 +140,9 @@ def test_candidates_are_amplified_or_say_why_not(cyclic):
     }.items():
         assert said in by_label[label].unamplified
         assert by_label[label].mechanism.noise_multiplier == unamplified
-    assert by_label["DP-SGD"].unamplified == ""  # asked for so
-    assert cyclic.baseline is by_label["DP-SGD"]
+    assert by_label["DP-SGD, fixed order"].unamplified == ""  # asked for so
+    assert cyclic.dp_sgd("fixed-order") is by_label["DP-SGD, fixed order"]
+    assert cyclic.baseline is by_label["DP-SGD, Poisson batches"]
     assert all(e.mechanism.epsilon() <= 0.5 for e in cyclic.entries)
 
 

@@ -44,7 +44,8 @@ def test_noise_is_that_of_the_dense_decoder(found, name):
 def test_all_candidates_are_entries(found):
     assert len(found.entries) == 8
     assert found.refused == {}
-    assert found.baseline is found.entries[0]
+    assert found.baseline is found.dp_sgd("fixed-order") is found.entries[0]
+    assert found.dp_sgd("poisson") is None
 
 
 def test_nothing_unamplified_is_below_the_optimum(found):
@@ -73,7 +74,7 @@ def test_rows_mark_the_frontiers(found):
     rows = {row["label"]: row for row in found.rows()}
     assert rows["DP-MF"]["memory_frontier"]  # nothing has less noise
     assert rows["DP-λCGD"]["memory_frontier"]  # nor memory
-    assert not rows["DP-SGD"]["memory_frontier"]
+    assert not rows["DP-SGD, fixed order"]["memory_frontier"]
     assert not any(row["time_frontier"] for row in rows.values())  # nothing was measured
     assert [e.label for e in found.memory_frontier] == [
         label for label, row in rows.items() if row["memory_frontier"]

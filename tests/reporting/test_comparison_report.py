@@ -3,7 +3,7 @@
 import pytest
 
 import antiphase as ap
-from antiphase.comparison import Candidate, Setting
+from antiphase.comparison import Candidate, Setting, batches_needed, conclusion
 from antiphase.reporting import comparison_report, page
 
 
@@ -29,6 +29,9 @@ def test_a_single_mechanism_has_no_frontier():
 def test_the_page_names_the_best_mechanism(comparison):
     made = comparison_report.page(comparison, "antiphase compare")
     best = min(comparison.entries, key=lambda entry: entry.final)
+    assert made.answer == conclusion(comparison)
     assert made.answer.startswith(f"{best.label} leaves least noise in the final model: ")
+    assert "average / DP-SGD, fixed order" in [column.title for column in made.grids[0].columns]
+    assert batches_needed(comparison) in made.notes
     assert made.reproduce == ["antiphase compare"]
     assert page.render(made).count(best.label) > 3

@@ -34,7 +34,7 @@ class CandidateOptions:
         Option(
             "--mechanism",
             "-m",
-            help="Mechanism, may be repeated: dp-mf+:tau=128, dp-sgd:poisson.",
+            help="Mechanism besides DP-SGD, may be repeated: dp-mf+:tau=128.",
             autocompletion=_matching_mechanisms,
         ),
     ] = None
@@ -47,9 +47,10 @@ class CandidateOptions:
             raise usage_error("--family and --mechanism: give one")
 
     def candidates(self, setting: Setting) -> list[Candidate]:
-        """Return the mechanisms that were given, or the default ones."""
+        """Return the mechanisms that were given, after DP-SGD; or the default ones."""
         if self.mechanism:
-            return [_candidate(text, setting) for text in self.mechanism]
+            given = [_candidate(text, setting) for text in self.mechanism if text != "dp-sgd"]
+            return [*comparisons.dp_sgd_candidates(setting), *given]
         return comparisons.default_candidates(setting, self.family)
 
 
@@ -67,6 +68,9 @@ def compare(
     display: options.Display,
 ) -> None:
     """Compare mechanisms: how much noise each leaves in the model at equal privacy, and its cost.
+
+    Percentages are relative to DP-SGD: on Poisson batches, where its noise can be computed
+    (--epsilon, --delta and epochs), otherwise in a fixed order.
 
     Example: antiphase compare --steps 256 --epochs 4 --epsilon 8 --delta 1e-5
     """
@@ -176,7 +180,11 @@ def _print(comparison: Comparison) -> None:
         cost_rows = [[row[0], *row[count:]] for row in rows]
         output.print_table(output.number_table(*noise, title=title, rows=noise_rows))
         output.print_table(output.number_table("mechanism", *cost, title="Cost", rows=cost_rows))
-    relative = "" if comparison.baseline is None else ", and in percent of DP-SGD's"
+    output.print_paragraph(comparisons.conclusion(comparison))
+    output.print_paragraph(comparisons.batches_needed(comparison))
+    output.print_text()
+    baseline = comparison.baseline
+    relative = "" if baseline is None else f", and in percent of that of {baseline.label}"
     output.print_note(
         "Iterates: standard deviation of the noise per coordinate, summed over the batch, at clip "
         f"norm 1{relative}. Over optimum: squared noise over all iterates, relative to the "

@@ -84,7 +84,11 @@ class Candidate:
     def label(self) -> str:
         """Name, options and sampling, for tables and legends.
 
+        Batches in a fixed order are named for DP-SGD only, which has Poisson batches elsewhere.
+
         Example:
+            >>> Candidate("dp-sgd", sampling=FIXED_ORDER).label
+            'DP-SGD, fixed order'
             >>> Candidate("dp-mf+", {"tau": 64}).label
             'DP-MF⁺, τ = 64'
             >>> Candidate("tree", {"estimator": "online"}).label
@@ -92,6 +96,14 @@ class Candidate:
             >>> Candidate("damped", {"rho": 1 - 2e-5, "final_weight": 45.4863}).label
             'damped, ρ = 0.99998, final weight = 45.49'
         """
+        sampling = self.sampling
+        if sampling is None or not (sampling.amplifies or self.name == "dp-sgd"):
+            return self.design_label
+        return f"{self.design_label}, {sampling.label}"
+
+    @property
+    def design_label(self) -> str:
+        """Name and options."""
         options = dict(self.options)
         words = [LABELS.get(self.name, self.name)]
         if self.name == "tree" and "estimator" in options:
@@ -101,8 +113,6 @@ class Candidate:
             for key, value in options.items()
             if np.ndim(value) == 0
         ]
-        if self.sampling is not None and self.sampling.amplifies:
-            words.append(self.sampling.label)
         return ", ".join(words)
 
 
@@ -209,19 +219,14 @@ def fixed_order_rate(participation: Participation, steps: int) -> float:
 def default_candidates(setting: Setting, family: bool = False) -> list[Candidate]:
     """The candidates that are compared by default.
 
-    DP-SGD appears also with the amplification of sampled batches, and with cyclic Poisson sampling
-    so do mechanisms with few bands.
+    With cyclic Poisson sampling, mechanisms with few bands are among them.
 
     Args:
         setting: what is trained.
         family: whether to add designs that need a search of their own.
     """
     has_epochs = len(setting.participation.patterns(setting.steps)) < setting.steps
-    candidates = [Candidate("dp-sgd", sampling=FIXED_ORDER)]
-    if _sampling_is_possible(setting):
-        in_bins = isinstance(setting.sampling, BallsInBins)
-        sampling = setting.sampling if in_bins else Poisson(setting.sampling_rate)
-        candidates.append(Candidate("dp-sgd", sampling=sampling))
+    candidates = dp_sgd_candidates(setting)
     candidates += map(Candidate, ("lambda-cgd", "tree", "sqrt-toeplitz", "bisr"))
     if isinstance(setting.sampling, CyclicPoisson):
         candidates += map(Candidate, ("toeplitz", "dp-mf+"))
@@ -232,6 +237,28 @@ def default_candidates(setting: Setting, family: bool = False) -> list[Candidate
         if has_epochs:
             candidates.append(Candidate("dp-mf", {"buffers": 4}))
     return [*candidates, Candidate("dp-mf"), Candidate("dp-mf+", {"tau": setting.steps})]
+
+
+def dp_sgd_candidates(setting: Setting) -> list[Candidate]:
+    """DP-SGD as it is compared with: on Poisson batches, where possible, and in a fixed order.
+
+    Under balls-in-bins sampling, DP-SGD on such batches is between the two.
+    """
+    candidates = []
+    if not no_poisson_reason(setting):
+        candidates.append(Candidate("dp-sgd", sampling=Poisson(setting.sampling_rate)))
+    if isinstance(setting.sampling, BallsInBins):
+        candidates.append(Candidate("dp-sgd", sampling=setting.sampling))
+    return [*candidates, Candidate("dp-sgd", sampling=FIXED_ORDER)]
+
+
+def no_poisson_reason(setting: Setting) -> str:
+    """Why DP-SGD on Poisson batches cannot be compared with; empty if it can be."""
+    if setting.epsilon is None:
+        return "its noise depends on ε and δ, which were not given"
+    if not setting.participation.fixed_order:
+        return "random batches keep no minimum separation"
+    return "every batch has all records" if setting.sampling_rate == 1 else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +295,7 @@ def calibrate_candidate(
     """
     sampling = candidate.sampling or setting.sampling
     if not sampling.amplifies:
-        return _unamplified(setting, candidate, tolerance, progress)
+        return _unamplified(setting, replace(candidate, sampling=sampling), tolerance, progress)
     if isinstance(sampling, CyclicPoisson) and candidate.name == "dp-sgd":
         sampling = Poisson(sampling.rate)  # cyclic Poisson sampling with one group
     try:
@@ -339,12 +366,6 @@ def _design(
         progress=progress,
         **options,
     )
-
-
-def _sampling_is_possible(setting: Setting) -> bool:
-    """Whether sampled batches are an alternative: there is a budget, and no minimum separation."""
-    has_budget = setting.epsilon is not None
-    return has_budget and setting.participation.fixed_order and setting.sampling_rate < 1
 
 
 def _short(value: Any) -> str:

@@ -165,8 +165,15 @@ class Comparison(Plotted):
 
     @property
     def baseline(self) -> Entry | None:
-        """DP-SGD without amplification, to which the others are compared."""
-        return next((e for e in self.entries if e.name == "dp-sgd" and not e.amplified), None)
+        """DP-SGD, to which the others are compared: on Poisson batches, or else in a fixed order."""
+        return self.dp_sgd("poisson") or self.dp_sgd("fixed-order")
+
+    def dp_sgd(self, sampler: str) -> Entry | None:
+        """The entry of DP-SGD with that sampler, if there is one."""
+        return next(
+            (e for e in self.entries if (e.name, e.mechanism.sampling.name) == ("dp-sgd", sampler)),
+            None,
+        )
 
     def frontier(self, cost: Callable[[Entry], float]) -> tuple[Entry, ...]:
         """Pareto-optimal entries for the noise over all iterates and a cost.
@@ -209,6 +216,7 @@ class Comparison(Plotted):
             "sampler": s.sampling.name,
             "sampling_rate": s.sampling.rate,
             "optimum": self.optimum,
+            "baseline": None if self.baseline is None else self.baseline.label,
             "mechanisms": self.rows(),
             "refused": dict(self.refused),
             "stopped": self.stopped,

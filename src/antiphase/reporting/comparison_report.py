@@ -7,15 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from antiphase.comparison import Comparison, Entry
+from antiphase.comparison import Comparison, Entry, batches_needed, conclusion
+from antiphase.comparison.conclusion import REQUIREMENTS
 from antiphase.reporting.charts import MAX_STEPS, Lines, frontier, noise_per_iterate, noise_spectrum
 from antiphase.reporting.content import Column, Grid, Page, version_and_time
-
-SAMPLING_REQUIREMENTS = {
-    "poisson": "Poisson sampling, anew at every step",
-    "cyclic-poisson": "Poisson sampling within each group, anew at every step",
-    "balls-in-bins": "random assignment to batches, kept secret",
-}
 
 
 def charts(comparison: Comparison) -> dict[str, Lines]:
@@ -90,12 +85,13 @@ def page(comparison: Comparison, command: str) -> Page:
         "Noise is a standard deviation per coordinate of the summed updates, at clip norm 1, "
         "before division by the batch size."
     ]
+    notes.append(batches_needed(comparison))
     notes += [f"{e.label} is not amplified: {e.unamplified}" for e in entries if e.unamplified]
     notes += [f"Without {label}: {reason}" for label, reason in comparison.refused.items()]
     return Page(
         title="antiphase: mechanisms compared",
         question=f"Which noise for {setting.describe()}?",
-        answer=_answer(comparison, best),
+        answer=conclusion(comparison),
         points=_points(comparison, best),
         grids=grids(comparison),
         charts=list(charts(comparison).values()),
@@ -122,7 +118,7 @@ def _row(entry: Entry, row: Mapping[str, Any]) -> dict[str, Any]:
         **row,
         "step_ms": 1e3 * entry.step_seconds if measured else None,
         "mb": entry.noise_bytes / 1e6,
-        "drawn": "sampled, amplified" if entry.amplified else "not amplified",
+        "drawn": entry.mechanism.sampling.label if entry.amplified else "fixed order",
         "frontier": _frontiers(row),
     }
 
@@ -139,6 +135,7 @@ def _frontiers(row: Mapping[str, Any]) -> str | None:
 def _noise_columns(comparison: Comparison) -> list[Column]:
     average = "standard deviation per coordinate, over all iterates"
     final = "standard deviation per coordinate in the last iterate"
+    rival = "DP-SGD" if comparison.dp_sgd("poisson") else "DP-SGD, fixed order"
     columns = [
         Column("label", "mechanism"),
         Column(
@@ -149,8 +146,8 @@ def _noise_columns(comparison: Comparison) -> list[Column]:
         ),
         Column("average", "average iterate", "σ", average, "low", 4),
         Column("final", "final iterate", "σ", final, "low", 4),
-        Column("average_relative", "average / DP-SGD", better="low", digits=3),
-        Column("final_relative", "final / DP-SGD", better="low", digits=3),
+        Column("average_relative", f"average / {rival}", better="low", digits=3),
+        Column("final_relative", f"final / {rival}", better="low", digits=3),
         Column(
             "over_optimum", "over optimum", "×", "squared noise over the certified least", "low", 4
         ),
@@ -172,16 +169,6 @@ def _cost_columns(parameters: int) -> list[Column]:
     ]
 
 
-def _answer(comparison: Comparison, best: Entry) -> str:
-    entries, base = comparison.entries, comparison.baseline
-    if len(entries) > 1 and max(e.final for e in entries) <= best.final * (1 + 1e-9):
-        return "All of them leave the same noise in the final model."
-    relative = ""
-    if base is not None and best is not base:
-        relative = f": {best.final / base.final:.0%} of DP-SGD's, at the same privacy"
-    return f"{best.label} leaves least noise in the final model{relative}."
-
-
 def _points(comparison: Comparison, best: Entry) -> list[str]:
     setting, points = comparison.setting, []
     least = min(comparison.entries, key=lambda entry: entry.average)
@@ -193,8 +180,7 @@ def _points(comparison: Comparison, best: Entry) -> list[str]:
     if least.over_optimum is not None and least.over_optimum < 1:
         points.append(
             f"{least.label} leaves less noise over all iterates than any encoder on batches in a "
-            "fixed order can. It needs true "
-            f"{SAMPLING_REQUIREMENTS[least.mechanism.sampling.name]}."
+            f"fixed order can. It needs {REQUIREMENTS[least.mechanism.sampling.name]}."
         )
     elif least.over_optimum is not None:
         points.append(
