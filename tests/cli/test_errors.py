@@ -53,7 +53,8 @@ USAGE_ERRORS = {
         "--mechanism dp-mf:foo=3: dp-mf has no option foo; it takes weights"
     ),
     "compare --steps 16 -m dp-sgd -m dp-mf:foo=3": "dp-mf has no option foo",
-    "recommend --steps 16 --poisson": "--epsilon",
+    "recommend --steps 16 --sampler poisson": "--epsilon",
+    f"recommend --steps 16 {BUDGET} --sampling-rate 0.1": "--sampler",
     "recommend --steps 16 --smoothness 4": "between 0 and 1",
     "recommend --steps 16 --smoothness -1": "between 0 and 1",
     "recommend --steps 16 --smoothness 0.1 --spectrum s.json": "give one",

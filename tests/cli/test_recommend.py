@@ -15,8 +15,8 @@ def test_a_spectrum_gives_a_mechanism_its_gains_and_learning_rates(run, tmp_path
     for name in ("list.json", "both.json"):
         found = strict_json(run(words, name, "--batch-size 64 --initial-gap 2.3 --json").out)
         mechanisms = [gain["over"].split(",")[0] for gain in found["gains"]]
-        assert mechanisms == ["DP-SGD", "DP-MF", "DP-MF⁺"]
-        assert found["noise"]["DP-SGD"] == 1
+        assert mechanisms == ["DP-SGD", "DP-SGD", "DP-MF", "DP-MF⁺"]
+        assert found["noise"]["DP-SGD, Poisson batches"] == 1
         assert 0 < found["learning_rates"]["low"] <= found["learning_rates"]["high"]
     done = run(words, "both.json")
     text = " ".join(done.out.split())
@@ -34,3 +34,23 @@ def test_an_unusable_spectrum_is_an_error(run, tmp_path):
         done = run(words, options)
         assert (done.code, done.out) == (2, "")
         assert message in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.issue(23)
+def test_the_sampler_determines_what_is_recommended(run):
+    """A command that can be typed, for batches in a fixed order and for those of a sampler."""
+    words = "recommend --steps 64 --epochs 4 --delta 1e-5 --epsilon"
+    ordinary = run(words, "0.5 --sampler fixed-order")
+    assert "batches come in a fixed order" in " ".join(ordinary.out.split())
+    assert "--sampler" not in ordinary.out.split("To use it: ")[1]
+    poisson = run(words, "0.5 --sampler poisson")
+    assert ", take DP-SGD, Poisson batches." in poisson.out
+    assert "To use it: antiphase train --mechanism dp-sgd" in poisson.out
+    cyclic = run(words, "2 --sampler cyclic-poisson --sampling-rate 0.0625")
+    assert "cyclic Poisson." in cyclic.out.splitlines()[0]
+    typed = shlex.split(cyclic.out.split("To use it: antiphase ")[1])
+    assert typed[-4:-2] == ["--sampling-rate", "0.0625"]
+    for done in (ordinary, cyclic):
+        typed = shlex.split(done.out.split("To use it: antiphase ")[1])
+        assert run(*typed).code == 0

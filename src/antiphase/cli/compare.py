@@ -15,6 +15,7 @@ from antiphase.cli import errors, options, output
 from antiphase.cli.errors import usage_error
 from antiphase.cli.progress import candidates_bar
 from antiphase.cli.report import ReportOptions
+from antiphase.cli.setting import setting_from
 from antiphase.comparison import Candidate, Comparison, Entry, Setting
 from antiphase.design import options_for
 from antiphase.reporting import comparison_report
@@ -77,7 +78,7 @@ def compare(
     if as_csv and display.as_json:
         raise usage_error("--csv and --json: give one")
     options.require_writable(report.html)
-    setting = _setting(length, budget, sampling, optimizer, parameters)
+    setting = setting_from(length, budget, sampling, optimizer, parameters)
     candidates = mechanisms.candidates(setting)
     with candidates_bar(display.silent or as_csv, tolerance) as update:
         comparison = comparisons.compare(setting, candidates, tolerance=tolerance, progress=update)
@@ -94,31 +95,6 @@ def compare(
     _print_warnings(comparison)
     if comparison.stopped:
         errors.interrupted("by Ctrl-C; these are the results so far")
-
-
-def _setting(
-    length: options.ParticipationPattern,
-    budget: options.Budget,
-    sampling: options.BatchSampling,
-    optimizer: options.Optimizer,
-    parameters: int,
-) -> Setting:
-    sampling.require_no_stray_rate()
-    if sampling.sampler is not None and not budget.given:
-        raise usage_error(
-            f"--sampler {sampling.sampler} needs --epsilon and --delta: amplification depends on "
-            "them"
-        )
-    participation = length.participation()
-    return Setting(
-        optimizer.workload(length.steps),
-        participation,
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        adjacency=sampling.adjacency,
-        parameters=parameters,
-        sampling=sampling.scheme(comparisons.fixed_order_rate(participation, length.steps)),
-    )
 
 
 def _candidate(text: str, setting: Setting) -> Candidate:

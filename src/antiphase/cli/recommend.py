@@ -13,9 +13,24 @@ from antiphase import recommendation
 from antiphase.cli import options, output
 from antiphase.cli.errors import usage_error
 from antiphase.cli.progress import candidates_bar
-from antiphase.comparison import Entry, Setting
+from antiphase.cli.setting import setting_from
+from antiphase.comparison import Entry
 from antiphase.recommendation import Recommendation
+from antiphase.sampling import AMPLIFYING, FIXED_ORDER, CyclicPoisson
 from antiphase.theory.spectrum import Spectrum
+
+
+@dataclass(frozen=True)
+class PossibleBatches(options.BatchSampling):
+    """How batches can be drawn."""
+
+    sampler: Annotated[
+        str,
+        Option(
+            help="How batches can be drawn; ordinary ones come in a fixed order.",
+            click_type=options.one_of(FIXED_ORDER.name, *AMPLIFYING),
+        ),
+    ] = FIXED_ORDER.name
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,7 @@ def recommend(
     *,
     length: options.Epochs,
     budget: options.Budget,
-    poisson: Annotated[bool, Option("--poisson", help="Allow Poisson batches.")] = False,
+    sampling: PossibleBatches,
     loss: LossOptions,
     clip: options.ClipNorm = 1.0,
     optimizer: options.Optimizer,
@@ -73,20 +88,11 @@ def recommend(
 
     Example: antiphase recommend --steps 256 --epochs 4 --epsilon 8 --delta 1e-5
     """
-    if poisson and not budget.given:
-        raise usage_error("--poisson needs --epsilon and --delta: amplification depends on them")
     damping = loss.damping(optimizer.lr)
-    setting = Setting(
-        optimizer.workload(length.steps),
-        length.participation(),
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        parameters=parameters,
-    )
+    setting = setting_from(length, budget, sampling, optimizer, parameters)
     with candidates_bar(display.silent, tolerance) as report:
         found = recommendation.recommend(
             setting,
-            poisson=poisson,
             damping=damping,
             spectrum=None if loss.spectrum is None else Spectrum.load(loss.spectrum),
             criterion=loss.criterion or "last",
@@ -99,7 +105,8 @@ def recommend(
     if display.as_json:
         output.print_json(found.to_dict())
     else:
-        _print(found, [*_arguments(length), *_arguments(optimizer), *_arguments(budget)])
+        groups = (length, optimizer, budget)
+        _print(found, [argument for group in groups for argument in _arguments(group)])
 
 
 def _print(found: Recommendation, arguments: list[str]) -> None:
@@ -112,12 +119,20 @@ def _print(found: Recommendation, arguments: list[str]) -> None:
 
 
 def _how_to_use(best: Entry, arguments: list[str]) -> str:
-    if best.amplified:
+    if best.name == "dp-sgd" and best.amplified:
         return "antiphase train --mechanism dp-sgd …"
     if best.name == "curvature":
         return 'antiphase.design("curvature", spectrum=…) in Python, with the same spectrum'
+    sampling = best.mechanism.sampling
+    if isinstance(sampling, CyclicPoisson) and "--epochs" in arguments:
+        place = arguments.index("--epochs")  # the number of bands determines the participation
+        del arguments[place : place + 2]
     for name, value in best.candidate.options.items():
         arguments += _argument(name, value)
+    if sampling.amplifies:
+        arguments += _argument("sampler", sampling.name)
+    if sampling.rate is not None:
+        arguments += _argument("sampling_rate", sampling.rate)
     return shlex.join(["antiphase", "design", best.name, *arguments, "-o", "plan.antiphase"])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from antiphase.comparison import Comparison, Entry, Setting
+from antiphase.comparison.candidates import no_poisson_reason
+from antiphase.comparison.conclusion import REQUIREMENTS
 from antiphase.recommendation.quadratic_ranking import (
     CRITERIA,
     CURVATURE_SCALES,
@@ -25,19 +27,25 @@ def reasons(
     """Sentences that justify the choice of ``best``.
 
     Args:
-        comparison: the compared mechanisms, DP-SGD in a fixed order among them.
+        comparison: the compared mechanisms, DP-SGD in a fixed order among them, and on Poisson
+            batches where its noise can be computed.
         best: the recommended mechanism.
         cheaper: the alternative that keeps few vectors in memory, if there is one.
         noise: noise by label, relative to DP-SGD.
         gains: the ratios to report, if they come from a spectrum; otherwise None.
     """
+    poisson = comparison.dp_sgd("poisson")
     sentences = _main_reason(comparison, best, noise, gains)
-    sentences += [
-        f"With Poisson batches DP-SGD would leave {noise[entry.label]:.1%}: amplification gains "
-        "less than correlated noise here."
-        for entry in comparison.entries
-        if entry.amplified and entry is not best
-    ]
+    if poisson is None or noise[poisson.label] >= noise[best.label]:
+        sentences.append(_batches_reason(comparison, best))
+    else:
+        share = noise[poisson.label] / noise[best.label]
+        sentences.insert(
+            0,
+            f"DP-SGD on Poisson batches is predicted to leave less noise: {share:.1%} of that of "
+            f"{best.label}. Take it if you can draw such batches (sampler poisson); it needs "
+            f"{REQUIREMENTS['poisson']}.",
+        )
     if best.gap is not None:
         sentences.append(
             "Certified: for its objective, no encoder has less squared noise by more than "
@@ -47,7 +55,8 @@ def reasons(
         sentences.append(
             f"Cheaper: {cheaper.label} keeps {cheaper.noise_bytes / 1e6:.3g} MB instead of "
             f"{best.noise_bytes / 1e6:.3g} MB for {comparison.setting.parameters:,} parameters "
-            f"and leaves {noise[cheaper.label]:.1%}."
+            f"and leaves {noise[cheaper.label]:.1%} of the noise of "
+            f"{_name_of(comparison.baseline)}."
         )
     return sentences
 
@@ -55,33 +64,56 @@ def reasons(
 def _main_reason(
     comparison: Comparison, best: Entry, noise: Mapping[str, float], gains: Sequence[Gain] | None
 ) -> list[str]:
-    base = comparison.baseline
-    assert base is not None
     correlated = [entry.label for entry in comparison.entries if entry.name != "dp-sgd"]
     runner_up = min(correlated, key=lambda label: noise[label])
-    if best is base:
+    share = noise[runner_up] / noise[best.label]
+    rivals = [comparison.dp_sgd("poisson"), comparison.dp_sgd("fixed-order")]
+    if best.name == "dp-sgd" and not best.amplified:
         return [
             "Independent noise is as good as any mechanism here and needs no memory: "
-            f"{runner_up} would leave {noise[runner_up]:.1%} of its noise in the model."
-        ]
-    if best.amplified:
-        return [
-            f"Independent noise on Poisson batches leaves {noise[best.label]:.1%} of DP-SGD's "
-            f"noise on batches in a fixed order; the best correlated noise, {runner_up}, would "
-            f"leave {noise[runner_up]:.1%}.",
-            "It needs true Poisson sampling: batches of random size, drawn anew and in secret at "
-            "every step.",
+            f"{runner_up} would leave {share:.1%} of its noise in the model."
         ]
     if gains is not None:
-        return [
+        sentences = [
             f"It leaves {_gains_in_words(gains, best)} at the same privacy, by exact expectation "
             "on the spectrum."
         ]
-    return [
-        f"It leaves {noise[best.label]:.1%} of DP-SGD's noise in the model at the same privacy: "
-        f"{best.average / base.average:.1%} on average over the iterates and "
-        f"{best.final / base.final:.1%} in the last one."
-    ]
+    else:
+        sentences = [
+            f"It leaves {noise[best.label] / noise[rival.label]:.1%} of the noise of "
+            f"{_name_of(rival)} in the model at the same privacy: "
+            f"{best.average / rival.average:.1%} on average over the iterates and "
+            f"{best.final / rival.final:.1%} in the last one."
+            for rival in rivals
+            if rival is not None and rival is not best
+        ]
+    if best.name == "dp-sgd":
+        sentences.append(
+            f"The best correlated noise, {runner_up}, would leave {share:.1%} of its noise."
+        )
+    return sentences
+
+
+def _batches_reason(comparison: Comparison, best: Entry) -> str:
+    """The batches that ``best`` needs, and those that DP-SGD needs."""
+    if best.amplified:
+        return f"It needs {REQUIREMENTS[best.mechanism.sampling.name]}."
+    if comparison.dp_sgd("poisson") is None:
+        missing = comparison.refused.get("DP-SGD, Poisson batches")
+        return (
+            "It works with ordinary batches in a fixed order. DP-SGD on Poisson batches is not "
+            f"compared: {no_poisson_reason(comparison.setting) or missing}."
+        )
+    return (
+        "It works with ordinary batches in a fixed order; DP-SGD on Poisson batches needs "
+        f"{REQUIREMENTS['poisson']}."
+    )
+
+
+def _name_of(entry: Entry | None) -> str:
+    """DP-SGD with its batches, within a sentence."""
+    assert entry is not None
+    return "DP-SGD (Poisson batches)" if entry.amplified else "DP-SGD in a fixed order"
 
 
 def _gains_in_words(gains: Sequence[Gain], best: Entry) -> str:
@@ -112,7 +144,7 @@ def learning_rate_sentence(
     )
 
 
-def worst_case_assumptions(damping: float | None, poisson: bool) -> list[str]:
+def worst_case_assumptions(damping: float | None, setting: Setting) -> list[str]:
     """Assumptions of a recommendation without a spectrum."""
     if damping is None:
         sentences = [f"{NO_SPECTRUM}, and errors do not decay: the worst case of zero curvature"]
@@ -124,17 +156,17 @@ def worst_case_assumptions(damping: float | None, poisson: bool) -> list[str]:
             "smaller (for logistic regression on MNIST it cost six points of accuracy at "
             "ε = 0.1): a spectrum is a better one",
         ]
-    return [*sentences, _batches(poisson), "the exact noise of each design; no data were used"]
+    return [*sentences, _batches(setting), "the exact noise of each design; no data were used"]
 
 
 def spectrum_assumptions(
-    criterion: QuadraticCriterion, poisson: bool, designs: int, initial_gap: float | None
+    criterion: QuadraticCriterion, setting: Setting, designs: int, initial_gap: float | None
 ) -> list[str]:
     """Assumptions of a recommendation from a spectrum.
 
     Args:
         criterion: the score that ranked the designs.
-        poisson: whether Poisson batches were allowed.
+        setting: the training, with the batches that it allows.
         designs: how many designs were tried.
         initial_gap: the loss to gain that learning rates were derived from, if they were.
     """
@@ -152,15 +184,17 @@ def spectrum_assumptions(
             f"for learning rates: a loss of {initial_gap:g} to gain, from an optimum equally far "
             "in all directions"
         )
-    sentences += [f"{designs} designs were tried", _batches(poisson)]
+    sentences += [f"{designs} designs were tried", _batches(setting)]
     privacy = "no private data were used"
     if criterion.is_estimate:
         privacy += ", provided that the spectrum is of public data, which antiphase cannot check"
     return [*sentences, privacy]
 
 
-def _batches(poisson: bool) -> str:
-    return "batches can be Poisson samples" if poisson else "batches come in a fixed order"
+def _batches(setting: Setting) -> str:
+    if setting.sampling.amplifies:
+        return f"batches can be drawn at random ({setting.sampling.label}), or in a fixed order"
+    return "batches come in a fixed order"
 
 
 def _percent(share: float) -> str:

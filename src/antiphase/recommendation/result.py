@@ -52,12 +52,13 @@ class Recommendation(Plotted):
 
     Attributes:
         comparison: the compared mechanisms.
-        best: the recommended one: least noise under the criterion or, within 0.5 % of that, least
-            memory.
+        best: the recommended one of those that the setting's batches allow: least noise under the
+            criterion or, within 0.5 % of that, least memory.
         cheaper: an alternative that keeps at most 16 vectors in memory, if `best` keeps more.
         noise: for each label, the root of the squared noise under the criterion, relative to
-            DP-SGD on batches in a fixed order.
-        gains: `best` relative to DP-SGD, DP-MF, and DP-MF⁺ with the best τ that was tried.
+            DP-SGD: on Poisson batches if ε is given, otherwise in a fixed order.
+        gains: `best` relative to DP-SGD on Poisson batches and in a fixed order, to DP-MF, and to
+            DP-MF⁺ with the best τ that was tried.
         learning_rates: recommended learning rates; None if too little is known of the loss.
         reasons: sentences that justify the choice.
         assumptions: what the recommendation assumes.

@@ -12,7 +12,15 @@ from typing import Any
 
 from antiphase._util import checks as check
 from antiphase._util.progress import Progress, ProgressReport
-from antiphase.comparison import Candidate, Comparison, Entry, Setting, compare, require_setting
+from antiphase.comparison import (
+    Candidate,
+    Comparison,
+    Entry,
+    Setting,
+    compare,
+    dp_sgd_candidates,
+    require_setting,
+)
 from antiphase.objective import Damped, Objective, Restarts
 from antiphase.recommendation import explanation
 from antiphase.recommendation.quadratic_ranking import (
@@ -22,11 +30,17 @@ from antiphase.recommendation.quadratic_ranking import (
     rank,
 )
 from antiphase.recommendation.result import Gain, LearningRateRange, Recommendation
-from antiphase.sampling import Poisson
+from antiphase.sampling import CyclicPoisson
 
 MAX_CHEAP_VECTORS = 16  # of memory: a mechanism that keeps no more is cheap
 NOISE_TIE = 0.005  # relative difference in noise below which the cheaper mechanism is taken
 LOSS_TOLERANCE = 0.1  # learning rates within this of the lowest expected loss are recommended
+USABLE_SAMPLERS = {  # samplers that a way of drawing batches allows, besides a fixed order
+    "fixed-order": (),
+    "poisson": ("poisson",),
+    "cyclic-poisson": ("cyclic-poisson", "poisson"),
+    "balls-in-bins": ("balls-in-bins",),
+}
 RATE_OCTAVES = 4  # tried above and below the given learning rate
 
 Values = Mapping[str, Sequence[float]]  # squared noise by label, for each scale of the curvature
@@ -35,7 +49,6 @@ Values = Mapping[str, Sequence[float]]  # squared noise by label, for each scale
 def recommend(
     setting: Setting,
     *,
-    poisson: bool = False,
     damping: float | None = None,
     spectrum: Any = None,
     criterion: str = "last",
@@ -45,7 +58,7 @@ def recommend(
     tolerance: float = 1e-3,
     progress: Progress | None = None,
 ) -> Recommendation:
-    """Recommend the mechanism that leaves least noise in the model.
+    """Recommend the mechanism that leaves least noise in the model, for the batches at hand.
 
     Without ``spectrum``, mechanisms are ranked by the noise in all iterates, the last one counted
     √steps times: the objective of DP-MF⁺ with τ = steps. With ``spectrum``, they are ranked by
@@ -56,8 +69,8 @@ def recommend(
     that of no candidate tried by more than 0.5 %.
 
     Args:
-        setting: workload, participation and privacy budget.
-        poisson: whether batches can be Poisson samples, so that DP-SGD is amplified.
+        setting: workload, participation and privacy budget, and how batches can be drawn. With a
+            budget, DP-SGD on Poisson batches is compared with even where it cannot be used.
         damping: ρ, the share of an error that is left after a step (1 − learning rate × a typical
             curvature).
         spectrum: what is known of the loss: a `Spectrum` or curvatures, estimated on public data,
@@ -78,7 +91,6 @@ def recommend(
 
     Raises:
         ValueError: an argument is out of range, or training diverges on the spectrum.
-
         TypeError: ``setting`` is not a `Setting`.
 
     Example:
@@ -90,21 +102,19 @@ def recommend(
         It leaves ... of ... noise in the model at the same privacy: ...
     """
     require_setting(setting)
-    if poisson and setting.epsilon is None:
-        raise ValueError("poisson needs epsilon and delta: amplification depends on them")
     if damping is not None and spectrum is not None:
         raise ValueError(f"damping = {damping} and a spectrum exclude each other; give one")
     if spectrum is None:
-        return _by_worst_case(setting, poisson, damping, tolerance, progress)
+        return _by_worst_case(setting, damping, tolerance, progress)
     score = QuadraticCriterion.of(spectrum, criterion, initial_gap)
-    comparison, values, designs = _ranked(setting, score, poisson, tolerance, progress)
+    comparison, values, designs = _ranked(setting, score, tolerance, progress)
     noise, best, cheaper = _selected(comparison, values)
     gains = _gains(comparison, best, values)
     rates, missing = _learning_rates(score, best, batch_size, clip_norm, initial_gap)
     reasons = explanation.reasons(comparison, best, cheaper, noise, gains)
     reasons.append(explanation.learning_rate_sentence(rates, missing, setting, LOSS_TOLERANCE))
     assumptions = explanation.spectrum_assumptions(
-        score, poisson, designs, initial_gap if rates is not None else None
+        score, setting, designs, initial_gap if rates is not None else None
     )
     return Recommendation(
         comparison, best, cheaper, noise, gains, rates, tuple(reasons), tuple(assumptions)
@@ -113,7 +123,6 @@ def recommend(
 
 def _by_worst_case(
     setting: Setting,
-    poisson: bool,
     damping: float | None,
     tolerance: float,
     progress: Progress | None,
@@ -121,7 +130,7 @@ def _by_worst_case(
     """Recommend without a spectrum: no damping, or one for all directions."""
     steps, final_weight = setting.steps, math.sqrt(setting.steps)
     objective: Objective = Restarts(steps)
-    candidates = _baselines(setting, poisson)
+    candidates = _independent_or_amplified(setting)
     candidates += [Candidate("dp-mf"), Candidate("dp-mf+", {"tau": steps})]
     epoch = setting.participation.steps_per_epoch
     if epoch is not None and epoch > 1:
@@ -147,14 +156,13 @@ def _by_worst_case(
         _gains(comparison, best, values),
         None,
         tuple(explanation.reasons(comparison, best, cheaper, noise, None)),
-        tuple(explanation.worst_case_assumptions(damping, poisson)),
+        tuple(explanation.worst_case_assumptions(damping, setting)),
     )
 
 
 def _ranked(
     setting: Setting,
     criterion: QuadraticCriterion,
-    poisson: bool,
     tolerance: float,
     progress: Progress | None,
 ) -> tuple[Comparison, Values, int]:
@@ -168,22 +176,27 @@ def _ranked(
             progress(ProgressReport(started, 2 * started + 8, task=label))
 
     ranked, refused = rank(setting, criterion, tolerance, report)
-    shortlist = _baselines(setting, poisson) + _shortlist(setting, ranked)
+    shortlist = _independent_or_amplified(setting) + _shortlist(setting, ranked)
     found = _compared(setting, shortlist, tolerance, progress)
-    assert found.baseline is not None
+    fixed = found.dp_sgd("fixed-order")
+    assert fixed is not None
     values = {r.candidate.label: tuple(map(float, r.values)) for r in ranked}
+    values[fixed.label] = values.pop(Candidate("dp-sgd").label)
     for entry in found.entries:
-        if entry.amplified:  # the same design with less noise
-            unamplified = Candidate(entry.name, entry.candidate.options).label
-            scale = (_noise_deviation(entry) / _noise_deviation(found.baseline)) ** 2
-            values[entry.label] = tuple(scale * value for value in values[unamplified])
+        if entry.amplified:
+            scale = (_noise_deviation(entry) / _noise_deviation(fixed)) ** 2
+            values[entry.label] = tuple(scale * criterion.noise(entry.factorization))
     comparison = Comparison(setting, found.entries, dict(found.refused) | refused, found.optimum)
     return comparison, values, len(ranked)
 
 
-def _baselines(setting: Setting, poisson: bool) -> list[Candidate]:
-    amplified = Candidate("dp-sgd", sampling=Poisson(setting.sampling_rate))
-    return [Candidate("dp-sgd"), *([amplified] if poisson else [])]
+def _independent_or_amplified(setting: Setting) -> list[Candidate]:
+    """DP-SGD with its samplings and, with cyclic Poisson sampling, encoders with few bands."""
+    cyclic = isinstance(setting.sampling, CyclicPoisson)
+    return [
+        *dp_sgd_candidates(setting),
+        *(Candidate(name) for name in ("toeplitz", "dp-mf+") if cyclic),
+    ]
 
 
 def _shortlist(setting: Setting, ranked: list[RankedDesign]) -> list[Candidate]:
@@ -202,7 +215,7 @@ def _compared(
     comparison = compare(setting, candidates, tolerance=tolerance, measure=False, progress=progress)
     if comparison.stopped:  # a recommendation needs all candidates
         raise KeyboardInterrupt
-    if comparison.baseline is None:
+    if comparison.dp_sgd("fixed-order") is None:
         raise ValueError("; ".join(comparison.refused.values()))
     return comparison
 
@@ -215,7 +228,8 @@ def _selected(
     scores = {label: geometric_mean(value) for label, value in values.items()}
     base = scores[comparison.baseline.label]
     noise = {label: math.sqrt(score / base) for label, score in scores.items()}
-    ordered = sorted(comparison.entries, key=lambda entry: noise[entry.label])
+    usable = [entry for entry in comparison.entries if _is_usable(entry, comparison.setting)]
+    ordered = sorted(usable, key=lambda entry: noise[entry.label])
     least = noise[ordered[0].label]
     tied = [entry for entry in ordered if noise[entry.label] <= (1 + NOISE_TIE) * least]
     best = min(tied, key=lambda entry: entry.noise_bytes)
@@ -226,16 +240,25 @@ def _selected(
     return noise, best, cheaper
 
 
+def _is_usable(entry: Entry, setting: Setting) -> bool:
+    """Whether the batches of the setting are those that the entry's privacy rests on."""
+    needed = entry.mechanism.sampling
+    # PRIVACY: nothing is recommended whose ε rests on batches that the user does not draw.   [G9]
+    return not needed.amplifies or needed.name in USABLE_SAMPLERS[setting.sampling.name]
+
+
 def _gains(comparison: Comparison, best: Entry, values: Values) -> tuple[Gain, ...]:
-    """Compare ``best`` with DP-SGD, DP-MF and the best DP-MF⁺."""
-    gains = []
-    for name in ("dp-sgd", "dp-mf", "dp-mf+"):
+    """Compare ``best`` with DP-SGD of every sampling, DP-MF and the best DP-MF⁺."""
+    rivals = [entry.label for entry in comparison.entries if entry.name == "dp-sgd"]
+    for name in ("dp-mf", "dp-mf+"):
         labels = [e.label for e in comparison.entries if e.name == name and not e.amplified]
         if labels:
-            rival = min(labels, key=lambda label: geometric_mean(values[label]))
-            pairs = zip(values[best.label], values[rival], strict=True)
-            ratios = [math.sqrt(ours / theirs) for ours, theirs in pairs]
-            gains.append(Gain(rival, geometric_mean(ratios), min(ratios), max(ratios)))
+            rivals.append(min(labels, key=lambda label: geometric_mean(values[label])))
+    gains = []
+    for rival in rivals:
+        pairs = zip(values[best.label], values[rival], strict=True)
+        ratios = [math.sqrt(ours / theirs) for ours, theirs in pairs]
+        gains.append(Gain(rival, geometric_mean(ratios), min(ratios), max(ratios)))
     return tuple(gains)
 
 
