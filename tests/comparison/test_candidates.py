@@ -77,9 +77,9 @@ def labels(setting, **more):
 
 
 def test_default_candidates_fit_the_sampling_scheme():
-    plain, cyclic, bins = (
+    plain, cyclic = (
         Setting.of(64, 4, sampling=sampling, **BUDGET)
-        for sampling in (FixedOrder(), CyclicPoisson(1 / 16), BallsInBins())
+        for sampling in (FixedOrder(), CyclicPoisson(1 / 16))
     )
     assert {"Toeplitz", "DP-MF⁺"} <= set(labels(cyclic)) - set(labels(plain))
     assert {"Toeplitz", "banded", "BLT", "DP-MF, buffers = 4"} <= set(

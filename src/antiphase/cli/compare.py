@@ -50,9 +50,20 @@ class CandidateOptions:
     def candidates(self, setting: Setting) -> list[Candidate]:
         """Return the mechanisms that were given, after DP-SGD; or the default ones."""
         if self.mechanism:
-            given = [_candidate(text, setting) for text in self.mechanism if text != "dp-sgd"]
-            return [*comparisons.dp_sgd_candidates(setting), *given]
+            return [*comparisons.dp_sgd_candidates(setting), *self.given(setting)]
         return comparisons.default_candidates(setting, self.family)
+
+    def given(self, setting: Setting) -> list[Candidate]:
+        """Return the mechanisms that were given."""
+        texts = self.mechanism or []
+        return [_candidate(text, setting) for text in texts if text != "dp-sgd"]
+
+    def require_one(self, comparison: Comparison) -> None:
+        """Refuse a comparison in which none of the given mechanisms could be designed."""
+        given = [candidate.label for candidate in self.given(comparison.setting)]
+        if given and not comparison.stopped and all(k in comparison.refused for k in given):
+            reasons = "; ".join(f"{label}: {comparison.refused[label]}" for label in given)
+            raise ValueError(f"no candidate can be compared: {reasons}")
 
 
 def compare(
@@ -82,6 +93,7 @@ def compare(
     candidates = mechanisms.candidates(setting)
     with candidates_bar(display.silent or as_csv, tolerance) as update:
         comparison = comparisons.compare(setting, candidates, tolerance=tolerance, progress=update)
+    mechanisms.require_one(comparison)
     files = report.write(
         partial(comparison_report.charts, comparison), partial(comparison_report.page, comparison)
     )

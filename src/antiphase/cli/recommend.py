@@ -28,7 +28,7 @@ class PossibleBatches(options.BatchSampling):
         str,
         Option(
             help="How batches can be drawn; ordinary ones come in a fixed order.",
-            click_type=options.one_of(FIXED_ORDER.name, *AMPLIFYING),
+            **options.one_of(FIXED_ORDER.name, *AMPLIFYING),
         ),
     ] = FIXED_ORDER.name
 

@@ -165,7 +165,7 @@ class Comparison(Plotted):
 
     @property
     def baseline(self) -> Entry | None:
-        """DP-SGD, to which the others are compared: on Poisson batches, or else in a fixed order."""
+        """DP-SGD, which the others are compared with: on Poisson batches, or in a fixed order."""
         return self.dp_sgd("poisson") or self.dp_sgd("fixed-order")
 
     def dp_sgd(self, sampler: str) -> Entry | None:

@@ -243,7 +243,6 @@ def _selected(
 def _is_usable(entry: Entry, setting: Setting) -> bool:
     """Whether the batches of the setting are those that the entry's privacy rests on."""
     needed = entry.mechanism.sampling
-    # PRIVACY: nothing is recommended whose ε rests on batches that the user does not draw.   [G9]
     return not needed.amplifies or needed.name in USABLE_SAMPLERS[setting.sampling.name]
 
 
