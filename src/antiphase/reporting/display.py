@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from antiphase._util import checks as check
-from antiphase.comparison import Comparison
+from antiphase.comparison import Comparison, batches_needed, conclusion
 from antiphase.design import design
 from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism
@@ -129,7 +129,8 @@ def _html_of_statement(statement: PrivacyStatement) -> str:
 @html.register
 def _html_of_comparison(comparison: Comparison) -> str:
     tables = "".join(map(_grid, comparison_report.grids(comparison)))
-    notes = [f"Without {label}: {reason}" for label, reason in comparison.refused.items()]
+    notes = [conclusion(comparison), batches_needed(comparison)]
+    notes += [f"Without {label}: {reason}" for label, reason in comparison.refused.items()]
     return f"<p>{escape(comparison.setting.describe())}</p>{tables}{_paragraphs(notes)}"
 
 
