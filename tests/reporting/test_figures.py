@@ -82,8 +82,10 @@ def test_drawing_changes_nothing_for_the_process():
 @pytest.mark.issue(23)
 @pytest.mark.parametrize("kind", ["noise", "matrices"])
 def test_a_figure_is_shown_as_png(kind):
-    """At the width that is stated, with two to three dots for each pixel."""
-    data, size = figures.figure(sample.all_charts()[kind])._repr_png_()
+    """At the width that is stated, with two to three dots for each pixel, and a description."""
+    chart = sample.all_charts()[kind]
+    data, size = figures.figure(chart)._repr_png_()
+    assert size["alt"] == chart.alt
     width, height = Image.open(io.BytesIO(data)).size
     assert 2 < width / size["width"] < 3
     assert width / size["width"] == pytest.approx(height / size["height"], rel=0.01)

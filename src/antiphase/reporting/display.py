@@ -31,7 +31,8 @@ from antiphase.statement import PrivacyStatement, rounded_up
 if TYPE_CHECKING:
     from antiphase.reporting.figures import ChartFigure
 
-LEFT, RIGHT = (f' style="text-align: {side}; white-space: nowrap"' for side in ("left", "right"))
+LEFT, RIGHT = ' style="text-align: left; white-space: nowrap"', ' style="text-align: right"'
+NO_BREAK_HYPHEN = "\u2011"
 
 
 def figure(result: Any, chart: str) -> ChartFigure:
@@ -165,8 +166,9 @@ def _grid(grid: Grid) -> str:
 
 
 def _heading(column: Column) -> str:
-    unit = f" ({column.unit})" if column.unit else ""
-    return f'<span title="{escape(column.help)}">{escape(column.title + unit)}</span>'
+    title = column.title + (f" ({column.unit})" if column.unit else "")
+    title = escape(title.replace("-", NO_BREAK_HYPHEN))
+    return f'<span title="{escape(column.help)}">{title}</span>'
 
 
 def _cell(column: Column, grid: Grid, value: Cell) -> str:

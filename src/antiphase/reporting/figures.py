@@ -47,19 +47,27 @@ DIVERGING = LinearSegmentedColormap.from_list("antiphase", [NEGATIVE, "#FFFFFF",
 
 
 class ChartFigure(Figure):
-    """A Matplotlib figure that notebooks show without pyplot; ``savefig`` writes it to a file."""
+    """A Matplotlib figure that notebooks show without pyplot; ``savefig`` writes it to a file.
 
-    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+    Attributes:
+        alt: description for screen readers.
+    """
+
+    alt: str = ""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int | str]]:
         file = io.BytesIO()
         self.savefig(file, format="png", dpi=DPI)
         width, height = 72 * self.get_size_inches()  # two to three dots for each pixel of a screen
-        return file.getvalue(), {"width": int(width), "height": int(height)}
+        return file.getvalue(), {"width": int(width), "height": int(height), "alt": self.alt}
 
 
 def figure(chart: Chart) -> ChartFigure:
     """Draw a chart as a Matplotlib figure, which pyplot does not manage."""
     with mpl.rc_context(STYLE):
-        return _maps(chart) if isinstance(chart, HeatMaps) else _lines(chart)
+        drawing = _maps(chart) if isinstance(chart, HeatMaps) else _lines(chart)
+    drawing.alt = chart.alt
+    return drawing
 
 
 def draw(path: str | os.PathLike[str], chart: Chart) -> tuple[Path, Path]:
