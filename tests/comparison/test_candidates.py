@@ -11,6 +11,7 @@ from antiphase.comparison import (
     default_candidates,
 )
 from antiphase.comparison.candidates import no_poisson_reason
+from antiphase.recommendation import recommend
 from antiphase.sampling import BallsInBins, CyclicPoisson, FixedOrder, HashSlots, Poisson
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-6}
@@ -40,6 +41,12 @@ def test_the_default_candidates_in_order():
             lambda: compare(Setting.of(8), [Candidate("dp-sgd", sampling=Poisson(0.1))]),
             "depends on ε",
         ),
+        (lambda: compare(Setting.of(8), "dp-mf"), r"must be a list, as in \['dp-mf'\]"),
+        (lambda: compare(64), r"setting = 64 must be a Setting, such as Setting.of\(steps="),
+        (lambda: recommend("dp-mf"), "setting = 'dp-mf' must be a Setting"),
+        (lambda: Setting(64, ap.once()), "workload = 64 must be a Workload"),
+        (lambda: Setting(ap.Workload.sgd(64), 4), "participation = 4 must be a Participation"),
+        (lambda: Setting.of(8, momentum=0.9), 'momentum: .* optimizer={"momentum": 0.9}'),
         (lambda: Candidate("nope"), "name = 'nope'"),
         (lambda: Candidate("dp-mf", sampling=Poisson(0.1)), "dp-sgd alone"),
         (lambda: Candidate("dp-mf", sampling=CyclicPoisson(0.1)), "few bands"),

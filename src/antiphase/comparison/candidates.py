@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,11 @@ class Setting:
 
     Raises:
         ValueError: the sampling scheme does not fit the participation or the budget.
+
+    Example:
+        >>> import antiphase as ap
+        >>> ap.Setting(ap.Workload.sgd(64, momentum=0.9), ap.epochs(4, every=16))
+        <Setting 64 steps, 4 epochs of 16 steps, sgd, momentum 0.9>
     """
 
     workload: Workload
@@ -144,6 +149,8 @@ class Setting:
     sampling: Sampling = FIXED_ORDER
 
     def __post_init__(self) -> None:
+        check.instance("workload", self.workload, Workload)
+        check.instance("participation", self.participation, Participation)
         sampling = check.instance("sampling", self.sampling, Sampling)
         if not sampling.amplifies and sampling != FIXED_ORDER:
             raise ValueError(
@@ -172,7 +179,19 @@ class Setting:
             epochs: number of epochs of equal length.
             optimizer: keyword arguments of `Workload.sgd`.
             rest: other attributes of the setting.
+
+        Raises:
+            TypeError: an argument is not known.
+
+        Example:
+            >>> Setting.of(64, epochs=4, optimizer={"momentum": 0.9}, epsilon=8.0, delta=1e-5)
+            <Setting 64 steps, 4 epochs of 16 steps, sgd, momentum 0.9, ε = 8, δ = 1e-05 (zero-out)>
         """
+        if unknown := sorted(set(rest) - {field.name for field in fields(cls)}):
+            raise TypeError(
+                f"{unknown[0]}: Setting.of has no such argument. Those of the optimizer are given "
+                'as a dictionary, such as optimizer={"momentum": 0.9}'
+            )
         workload = Workload.sgd(steps, **(optimizer or {}))
         return cls(workload, from_epochs(workload.steps, epochs), **rest)
 

@@ -55,7 +55,7 @@ def compare(
 
     Raises:
         ValueError: there is no candidate, or none can be designed.
-        TypeError: ``setting`` is not a `Setting`.
+        TypeError: ``setting`` is not a `Setting`, or ``candidates`` not a list.
 
     Example:
         >>> import antiphase as ap
@@ -68,6 +68,8 @@ def compare(
         DP-MF: 3.47
     """
     require_setting(setting)
+    if isinstance(candidates, str | Candidate):
+        raise TypeError(f"candidates = {candidates!r} must be a list, as in [{candidates!r}]")
     given = default_candidates(setting) if candidates is None else candidates
     settled = [c for candidate in given for c in _settled(candidate, setting)]
     distinct = list({(c.design_label, c.sampling or setting.sampling): c for c in settled}.values())
