@@ -129,18 +129,22 @@ def _html_of_statement(statement: PrivacyStatement) -> str:
 
 @html.register
 def _html_of_comparison(comparison: Comparison) -> str:
-    tables = "".join(map(_grid, comparison_report.grids(comparison)))
-    notes = [conclusion(comparison), batches_needed(comparison)]
-    notes += [f"Without {label}: {reason}" for label, reason in comparison.refused.items()]
-    return f"<p>{escape(comparison.setting.describe())}</p>{tables}{_paragraphs(notes)}"
+    return f"<p><b>{escape(conclusion(comparison))}</b></p>{_tables(comparison)}"
 
 
 @html.register
 def _html_of_recommendation(result: Recommendation) -> str:
     return (
         f"<p><b>Recommended: {escape(result.best.label)}</b></p>{_paragraphs(result.reasons)}"
-        f"<p>Assumed: {escape('; '.join(result.assumptions))}.</p>{html(result.comparison)}"
+        f"<p>Assumed: {escape('; '.join(result.assumptions))}.</p>{_tables(result.comparison)}"
     )
+
+
+def _tables(comparison: Comparison) -> str:
+    tables = "".join(map(_grid, comparison_report.grids(comparison)))
+    notes = [f"Without {label}: {reason}" for label, reason in comparison.refused.items()]
+    notes = [f"For {comparison.setting.describe()}. {batches_needed(comparison)}", *notes]
+    return tables + _paragraphs(notes)
 
 
 def _is_plain(value: Any) -> bool:
