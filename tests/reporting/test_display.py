@@ -5,6 +5,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 import antiphase as ap
@@ -117,6 +118,16 @@ def test_every_chart_is_a_figure(f, comparison):
     ):
         for name in names:
             assert isinstance(result.plot(name), ChartFigure)
+
+
+def test_a_factorization_is_drawn_beside_dp_sgd(f):
+    """Once, if it is DP-SGD itself; its curve is its own noise."""
+    lines = f.plot().axes[0].get_lines()
+    np.testing.assert_allclose(lines[1].get_ydata(), np.sqrt(f.noise_per_iterate))
+    labels = [text.get_text() for text in f.plot().axes[0].texts]
+    assert labels == ["DP-SGD, fixed order", "DP-MF"]
+    labels = [text.get_text() for text in ap.design("dp-sgd", steps=4).plot().axes[0].texts]
+    assert labels == ["DP-SGD, fixed order"]
 
 
 def test_an_unknown_chart_is_named_with_those_that_exist(f, comparison):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphase._util import checks as check
 from antiphase.comparison import Comparison, batches_needed, conclusion
+from antiphase.comparison.candidates import LABELS
 from antiphase.design import design
 from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism
@@ -60,7 +61,9 @@ def charts(result: Any) -> Mapping[str, Callable[[], Chart]]:
 @charts.register
 def _charts_of_factorization(f: Factorization) -> Mapping[str, Callable[[], Chart]]:
     independent = design("dp-sgd", workload=f.workload, participation=f.participation)
-    designs = {"DP-SGD, fixed order": ("dp-sgd", independent), f.name: (f.name, f)}
+    designs: dict[str, tuple[str, Factorization]] = {"DP-SGD, fixed order": ("dp-sgd", independent)}
+    if not f.is_identity:
+        designs[LABELS.get(f.name, f.name)] = f.name, f
     builders: dict[str, Callable[[], Chart]] = {"noise": partial(noise_per_iterate, designs)}
     if f.steps <= MAX_STEPS:
         builders["spectrum"] = partial(noise_spectrum, designs)
