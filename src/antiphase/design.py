@@ -111,7 +111,7 @@ def design(
     if unknown:
         raise TypeError(
             f"{unknown[0]} = {options[unknown[0]]!r}: {name} has no such option; it takes "
-            f"{', '.join(known)}"
+            f"{', '.join(known)}{check.suggestion(unknown[0], known)}"
         )
     if name in _OPTIMAL:
         search = {key: options.pop(key) for key in SEARCH_OPTIONS if key in options}
@@ -325,7 +325,10 @@ def _mechanism(name: Any) -> Callable[..., Any]:
     if not isinstance(name, str):
         raise TypeError(f"name = {name!r} must be a string, one of {', '.join(mechanisms)}")
     if name not in mechanisms:
-        raise ValueError(f"name = {name!r} must be one of {', '.join(mechanisms)}")
+        raise ValueError(
+            f"name = {name!r} must be one of {', '.join(mechanisms)}"
+            f"{check.suggestion(name, mechanisms)}"
+        )
     return mechanisms[name]
 
 

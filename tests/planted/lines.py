@@ -42,7 +42,10 @@ SEGMENTS, FILES = "tests/factorizations/test_segments.py::", "tests/_util/test_f
 CLIPPING, FLOWER = "tests/federated/test_clipping.py::", "tests/federated/test_flower.py::"
 FOLDER, SERVER = "tests/federated/test_storage.py::", "tests/federated/test_server.py::"
 CHECKPOINT, RELEASE = "tests/torch/test_checkpoint.py::", "tests/torch/test_release.py::"
-REQUEST, LOADER = "tests/torch/test_request.py::", "tests/torch/test_recorded_loader.py::"
+ENGINE, LOADER = "tests/torch/test_privacy_engine.py::", "tests/torch/test_recorded_loader.py::"
+WRONG_CALLS = (
+    "tests/torch/test_argument_checks.py::test_a_wrong_call_says_what_is_wrong_and_what_to_do"
+)
 OPACUS, GENERATOR = "tests/torch/test_opacus_dp_sgd.py::", "tests/torch/test_secret_generator.py::"
 SEVERAL, SAMPLED = "tests/torch/test_distributed.py::", "tests/torch/test_batch_selection.py::"
 SETTINGS = "tests/adversarial/test_engine_settings.py::"
@@ -312,7 +315,10 @@ LINES = [
          "if self._training is not None and released:\n            # PRIVACY",
          OPACUS + "test_one_engine_does_not_mix_a_plan_with_the_accounting_of_opacus"),
     Line("torch/request.py", "if self.poisson_sampling:", "if False:",
-         REQUEST + "test_unsupported_arguments_are_refused"),
+         WRONG_CALLS + "[Poisson samples for correlated noise]"),
+    Line("torch/plan.py", "if request.steps is None or not request.is_trusted:",
+         "if request.steps is None:",
+         ENGINE + "test_steps_and_the_users_word_are_enough_for_an_iterable_dataset[1]"),
     Line("torch/validation.py", "if group.world > 1 or plan", "if plan",
          SAMPLED + "test_several_processes_are_refused"),
     Line("torch/wrapping.py",
@@ -352,8 +358,8 @@ LINES = [
          "AESCounter(key=int(torch.randint(2**62, ())))",
          SAMPLED
          + "test_samples_come_from_128_bits_of_the_operating_system_and_not_from_a_seed[bins]"),
-    Line("torch/recorded_loader.py", "any(batch and step != self.steps.position",
-         "all(batch and step != self.steps.position",
+    Line("torch/recorded_loader.py", "any(\n            batch.examples and",
+         "all(\n            batch.examples and",
          SAMPLED + "test_a_batch_that_was_drawn_for_another_step_is_refused[bins]"),
     Line("torch/recorded_loader.py", "return indices if count in allowed else None",
          "return indices if len(indices) > 0 or not count else None",

@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import antiphase as ap
+from antiphase.errors import AntiphaseWarning, HorizonError
 from antiphase.torch import PrivacyEngine
 from tests.torch.setting import Training, data, epoch, make_private, small_model
 
@@ -46,16 +47,51 @@ def test_a_second_plan_needs_a_second_engine():
         make_private(training.engine, None, epochs=1)
 
 
-def test_loaders_without_indices_or_length_need_trusted_participation():
-    class Endless(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            yield from zip(*data(12).tensors, strict=True)
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from zip(*data(12).tensors, strict=True)
 
+
+def test_loaders_without_indices_or_length_need_trusted_participation():
     endless = DataLoader(Endless(), batch_size=4)
-    with pytest.raises(ValueError, match="no length"):
-        make_private(PrivacyEngine(mechanism="dp-mf"), endless, steps=3, participation="trusted")
     engine = PrivacyEngine(mechanism=ap.design("dp-mf", steps=3))
     with pytest.raises(ValueError, match="no indices"):
         make_private(engine, endless)
     epoch(*make_private(engine, endless, participation="trusted"))
     assert engine.remaining_steps == 0
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_steps_and_the_users_word_are_enough_for_an_iterable_dataset(accumulation):
+    """Each example takes part at most once; a warning and the statement say whose word this is."""
+    endless = DataLoader(Endless(), batch_size=4)
+    for incomplete in (
+        {"steps": 3},
+        {"epochs": 3, "participation": "trusted"},
+        {"steps": 3, "participation": ap.once()},
+    ):
+        with pytest.raises(ValueError, match=r"data_loader has no length.*Give steps=… and part"):
+            make_private(PrivacyEngine(mechanism="dp-mf"), endless, **incomplete)
+    engine, steps = PrivacyEngine(mechanism="dp-mf"), 3 // accumulation
+    with pytest.warns(AntiphaseWarning, match=f"one pass of {steps} steps.*at most once"):
+        private = make_private(
+            engine,
+            endless,
+            steps=steps,
+            participation="trusted",
+            gradient_accumulation_steps=accumulation,
+            probe=False,
+        )
+    assert engine.plan.participation == ap.once()
+    assert engine.plan.steps == engine.plan.steps_per_epoch == steps
+    module, optimizer, loader = private
+    for i, (inputs, targets) in enumerate(loader):
+        torch.nn.functional.cross_entropy(module(inputs), targets).backward()
+        if (i + 1) % accumulation == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert (engine.remaining_steps, engine.completed_epochs) == (0, 1)
+    assert "on the user's word, not checked" in engine.statement(1e-5).participation
+    with pytest.raises(HorizonError):
+        epoch(*private)

@@ -1,5 +1,7 @@
 """Loaders keep the batches that the user asked for, in one order."""
 
+import itertools
+
 import pytest
 import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
@@ -176,7 +178,8 @@ def test_behind_another_loader_a_step_must_have_whole_batches():
 def with_replacement():
     """60 draws of 60 examples: with this seed the first batch of 12 has an example twice."""
     sampler = RandomSampler(data(), replacement=True, generator=torch.Generator().manual_seed(1))
-    return DataLoader(data(), batch_size=12, sampler=sampler), {}
+    loader = DataLoader(data(), batch_size=12, sampler=sampler)
+    return loader, {"participation": ap.min_separation(5, apart=1)}
 
 
 DUPLICATES = {
@@ -226,3 +229,99 @@ def test_an_example_twice_across_microbatches_is_refused():
     ):
         epoch(module, optimizer, pieces)
     assert optimizer.release.position == optimizer.release.drawn == 0
+
+
+# What a loop does that the plan does not know of: three messages, and how each is declared.
+
+
+def some_steps(training, batches):
+    """Train on the first batches of one pass."""
+    for batch in itertools.islice(training.loader, batches):
+        training.step(batch)
+
+
+def accumulate(training, passes, microbatches=2):
+    for _ in range(passes):
+        batches = iter(training.loader)
+        while group := list(itertools.islice(batches, microbatches)):
+            training.optimizer.zero_grad()
+            for inputs, targets in group:
+                training.criterion(training.module(inputs), targets).backward()
+            training.optimizer.step()
+
+
+class Reshuffled(torch.utils.data.Sampler):
+    def __iter__(self):
+        return iter(torch.randperm(60).tolist())
+
+    def __len__(self):
+        return 60
+
+
+@pytest.mark.issue(23)
+def test_an_epoch_that_was_broken_off_is_named_and_can_be_declared():
+    """Declared as short epochs if all are, or as passes that end anywhere."""
+    training = Training(epochs=3)
+    some_steps(training, 3)
+    with pytest.raises(ParticipationError) as refusal:
+        some_steps(training, 1)
+    assert str(refusal.value) == (
+        "step 3: batch 0 of the epoch, where batch 3 is planned: a pass over the loader was broken "
+        "off before its end. Take all of its 5 batches in every epoch, or declare the short "
+        "epochs: make_private(…, steps=…, participation=antiphase.epochs(passes, every=n)) if each "
+        "has n steps, antiphase.min_separation(passes, apart=1) if they end anywhere. Nothing was "
+        "released"
+    )
+    assert training.engine.remaining_steps == 12
+    short = Training(steps=6, participation=ap.epochs(2, every=3))
+    some_steps(short, 3)
+    some_steps(short, 3)
+    assert short.engine.remaining_steps == 0
+    anywhere = Training(steps=6, participation=ap.min_separation(3, apart=1))
+    for batches in (1, 3, 2):
+        some_steps(anywhere, batches)
+    assert anywhere.engine.remaining_steps == 0
+
+
+@pytest.mark.issue(23)
+def test_undeclared_accumulation_is_named_and_can_be_declared():
+    training = Training(epochs=2)
+    with pytest.raises(ParticipationError) as refusal:
+        accumulate(training, 1)
+    assert str(refusal.value) == (
+        "step 0: gradients of 2 batches in one step, 1 planned. To accumulate, declare it: "
+        "make_private(…, gradient_accumulation_steps=2). Else take a step for every batch, and "
+        "skip none. Nothing was released"
+    )
+    assert training.engine.remaining_steps == 10
+    declared = Training(epochs=2, gradient_accumulation_steps=2)
+    accumulate(declared, 2)
+    assert declared.engine.remaining_steps == 0
+
+
+@pytest.mark.issue(23)
+def test_less_accumulation_than_declared_is_named():
+    training = Training(epochs=2, gradient_accumulation_steps=2)
+    with pytest.raises(ParticipationError, match=r"^step 5: gradients of 1 batch\(es\) in one st"):
+        accumulate(training, 2, microbatches=1)
+
+
+@pytest.mark.issue(23)
+def test_reshuffling_is_named_and_can_be_declared():
+    loader = DataLoader(data(), batch_size=12, sampler=Reshuffled())
+    module, optimizer, private = make_private(PrivacyEngine(mechanism="dp-mf"), loader, epochs=2)
+    epoch(module, optimizer, private)
+    with pytest.raises(ParticipationError) as refusal:
+        epoch(module, optimizer, private)
+    assert str(refusal.value) == (
+        "step 5: an example is at another position within the epoch than before, and the plan "
+        "(2 epochs of 5 steps) assumes a fixed order. Nothing was released. Shuffling again in "
+        "every epoch is another participation, with more noise: keep the order (antiphase's loader "
+        "does), or plan for participation=antiphase.min_separation(2, apart=…)"
+    )
+    engine = PrivacyEngine(mechanism="dp-mf")
+    declared = {"epochs": 2, "participation": ap.min_separation(2, apart=1)}
+    module, optimizer, private = make_private(engine, loader, **declared)
+    for _ in range(2):
+        epoch(module, optimizer, private)
+    assert engine.remaining_steps == 0

@@ -1,34 +1,13 @@
-"""Arguments that a planned mechanism does not cover are refused or warned about."""
+"""Arguments of a planned mechanism that are accepted with a warning."""
+
+import warnings
 
 import pytest
 import torch
 
+from antiphase.errors import AntiphaseWarning
 from antiphase.torch import PrivacyEngine
-from tests.torch.setting import Training, data, small_model
-
-
-def test_unsupported_arguments_are_refused():
-    with pytest.raises(ValueError, match="independent noise alone"):
-        Training(poisson_sampling=True)
-    with pytest.raises(ValueError, match="secret key"):
-        Training(noise_generator=torch.Generator())
-    with pytest.raises(ValueError, match="secret key"):
-        PrivacyEngine(secure_mode=True)
-    with pytest.raises(ValueError, match="adaptive"):
-        Training(clipping="adaptive")
-    with pytest.raises(ValueError, match="is not supported"):
-        Training(mode="ghost", clipping="per_layer", max_grad_norm=[1.0] * 4)
-    with pytest.raises(TypeError, match="no such option"):
-        Training(target_unclipped_quantile=0.5)
-    with pytest.raises(TypeError, match="planned ahead"):
-        Training(epochs=None)
-    with pytest.raises(TypeError, match="noise_multiplier"):
-        Training(noise_multiplier=None)
-    with pytest.raises(ValueError, match="call make_private"):
-        PrivacyEngine().remaining_steps  # noqa: B018
-    other = torch.optim.SGD(small_model().parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="different than optimizer"):
-        Training(optimizer=lambda _: other)
+from tests.torch.setting import data, make_private, small_model
 
 
 @pytest.mark.slow
@@ -47,3 +26,15 @@ def test_a_large_delta_is_warned_about(mechanism):
         PrivacyEngine(mechanism=mechanism).make_private_with_epsilon(
             **parts, target_delta=0.05, **target
         )
+
+
+@pytest.mark.issue(23)
+def test_examples_that_a_dropped_batch_leaves_out_are_warned_about():
+    """In a fixed order these are the same ones in every epoch."""
+    loader = torch.utils.data.DataLoader(data(), batch_size=50, drop_last=True, shuffle=True)
+    with pytest.warns(AntiphaseWarning, match="the same 10 of 60 examples are never trained on"):
+        make_private(PrivacyEngine(mechanism="dp-mf"), loader, epochs=2)
+    whole = torch.utils.data.DataLoader(data(), batch_size=12, drop_last=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AntiphaseWarning)
+        make_private(PrivacyEngine(mechanism="dp-mf"), whole, epochs=2)

@@ -6,9 +6,11 @@ wrong type raises `TypeError`, a value out of range `ValueError`.
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -67,8 +69,21 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} = {value!r} must be a string, one of {', '.join(allowed)}")
     if value not in allowed:
-        raise ValueError(f"{name} = {value!r} must be one of {', '.join(allowed)}")
+        raise ValueError(
+            f"{name} = {value!r} must be one of {', '.join(allowed)}{suggestion(value, allowed)}"
+        )
     return value
+
+
+def suggestion(value: str, allowed: Iterable[str]) -> str:
+    """The end of an error message: the nearest of the ``allowed`` words, or nothing.
+
+    Example:
+        >>> suggestion("dpmf", ["dp-sgd", "dp-mf", "blt"])
+        "; did you mean 'dp-mf'?"
+    """
+    nearest = difflib.get_close_matches(value, allowed, n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def instance(name: str, value: Any, kind: type) -> Any:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import opacus
-from opacus.validators import ModuleValidator
 from torch import nn
 
 from antiphase.torch import coverage
@@ -19,9 +18,9 @@ from antiphase.torch.optimizers import POISSON_OPTIMIZERS
 from antiphase.torch.poisson_sampling import PoissonLoader, refuse_other_examples
 from antiphase.torch.private_optimizer import IndependentNoise
 from antiphase.torch.recorded_module import recorded
-from antiphase.torch.request import Request
+from antiphase.torch.request import Request, unknown_argument
 from antiphase.torch.user_warnings import warn
-from antiphase.torch.validation import refuse_foreign_parameters
+from antiphase.torch.validation import refuse_foreign_parameters, refuse_unsupported_layers
 
 
 class OpacusEngine(opacus.PrivacyEngine):
@@ -39,6 +38,13 @@ class OpacusEngine(opacus.PrivacyEngine):
                 f"target_epsilon = {request.target_epsilon}: DP-SGD on Poisson samples is Opacus' "
                 "own, whose make_private takes a noise_multiplier; use make_private_with_epsilon"
             )
+        if request.noise_multiplier is None:
+            raise TypeError(
+                "noise_multiplier = None: DP-SGD on Poisson samples needs one. Give it, or use "
+                "make_private_with_epsilon"
+            )
+        if request.extra and request.clipping != "adaptive":
+            raise unknown_argument(request.extra)
         refuse_foreign_parameters(request.module, request.optimizer)
         coverage.require_coverage(request.module, request.optimizer, request.uncovered)
         poisson = request.poisson_sampling is not False
@@ -78,7 +84,7 @@ class OpacusEngine(opacus.PrivacyEngine):
                 'and "hooks" or "ghost", or a plan (epochs=…, poisson_sampling=False)'
             )
             return super()._prepare_model(module, grad_sample_mode=grad_sample_mode, **options)
-        ModuleValidator.validate(module, strict=True)
+        refuse_unsupported_layers(module)
         return recorded(
             module,
             grad_sample_mode,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import warnings
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ import torch
 
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
-from antiphase.design import design
+from antiphase.design import design, designs, options_for
 from antiphase.factorizations.base import Factorization
-from antiphase.mechanism import Mechanism, calibrate
+from antiphase.mechanism import Mechanism, calibrate, load
 from antiphase.participation import Epochs, Once, Participation
+from antiphase.torch.argument_checks import length
 from antiphase.torch.request import Request
 from antiphase.torch.user_warnings import warn
 from antiphase.workload import Workload
@@ -70,13 +73,16 @@ def plan_training(mechanism: str | Factorization | Mechanism, request: Request) 
     given = mechanism.factorization if isinstance(mechanism, Mechanism) else mechanism
     factorization = given if isinstance(given, Factorization) else None
     steps, participation = request.steps, request.participation
+    batches = length(request.data_loader)
+    if batches is None:
+        batches = _steps_without_length(request, factorization)
     if factorization is not None:
         participation = factorization.participation
         if not request.has_length:
             steps = factorization.steps
     plan = derive_plan(
         request.inner_optimizer,
-        _batches_per_epoch(request.data_loader, factorization),
+        batches,
         epochs=request.epochs,
         steps=steps,
         scheduler=request.scheduler,
@@ -87,7 +93,8 @@ def plan_training(mechanism: str | Factorization | Mechanism, request: Request) 
     if factorization is not None:
         if plan.steps != factorization.steps:
             raise ValueError(
-                f"the mechanism is for {factorization.steps} steps, and training has {plan.steps}"
+                f"the mechanism is for {factorization.steps} steps, and training has {plan.steps}. "
+                f"Design it for steps={plan.steps}, or give the engine the name of a design"
             )
         plan = replace(plan, workload=factorization.workload)
         if factorization.workload.learning_rates is None:
@@ -126,11 +133,13 @@ def derive_plan(
     """
     accumulation = check.whole_number("gradient_accumulation_steps", accumulation)
     steps_per_epoch = -(-batches_per_epoch // accumulation)
-    if (epochs is None) == (steps is None):
+    if epochs is None and steps is None:
         raise TypeError(
-            f"epochs = {epochs}, steps = {steps}: correlated noise is planned ahead, so give the "
-            "length of the training by one of the two"
+            "epochs = None, steps = None: correlated noise is planned ahead, so give the length of "
+            "the training: epochs=… (passes over the data) or steps=…"
         )
+    if epochs is not None and steps is not None:
+        raise TypeError(f"epochs = {epochs}, steps = {steps}: give one of the two")
     if epochs is not None:
         steps = check.whole_number("epochs", epochs) * steps_per_epoch
     steps = check.whole_number("steps", steps)
@@ -206,16 +215,72 @@ def planned_learning_rates(
     return rates
 
 
-def _batches_per_epoch(loader: Any, factorization: Factorization | None) -> int:
-    try:
-        return len(loader)
-    except TypeError as error:  # an IterableDataset without a length
-        if factorization is not None:
-            return factorization.steps
+def _steps_without_length(request: Request, factorization: Factorization | None) -> int:
+    """Steps of the one pass over a loader without a length.
+
+    Raises:
+        ValueError: unless there are ``steps``, and the user vouches for who takes part in which.
+    """
+    if factorization is not None:
+        return factorization.steps
+    # PRIVACY: nothing tells how often an example comes, so somebody has to vouch for it.   [G14]
+    if request.steps is None or not request.is_trusted:
         raise ValueError(
-            "data_loader has no length, so participation does not follow from it. Give it: "
+            f"data_loader has no length, epochs = {request.epochs}, steps = {request.steps}, "
+            f"participation = {request.participation!r}: who takes part in which step cannot be "
+            'derived or checked. Give steps=… and participation="trusted" if each example comes '
+            "at most once in these steps; if examples come back, also "
             "PrivacyEngine(mechanism=antiphase.design(…, participation=…))"
-        ) from error
+        )
+    warn(
+        f"data_loader has no length: the noise is for one pass of {request.steps} steps, in which "
+        "each example takes part at most once. Nothing checks this. If examples come back, give "
+        "PrivacyEngine(mechanism=antiphase.design(…, participation=…))"
+    )
+    return check.whole_number("steps", request.steps) * check.whole_number(
+        "gradient_accumulation_steps", request.gradient_accumulation_steps
+    )
+
+
+def checked_mechanism(
+    mechanism: Any, design_options: dict[str, Any]
+) -> str | Factorization | Mechanism:
+    """The mechanism of an engine; a file is read.
+
+    Args:
+        mechanism: a name, a path, a factorization or a mechanism.
+        design_options: options of a design that is given by name.
+
+    Raises:
+        ValueError: if there is no such design.
+        TypeError: if it is none of these, or there is no such option.
+    """
+    if isinstance(mechanism, os.PathLike) or (
+        isinstance(mechanism, str) and Path(mechanism).suffix
+    ):
+        mechanism = load(mechanism)
+    if isinstance(mechanism, str):
+        known: Any = (*designs(),)
+        check.choice("mechanism", mechanism, known)
+        known = options_for(mechanism)
+        for name in sorted(set(design_options) - set(known)):
+            raise TypeError(
+                f"{name} = {design_options[name]!r}: PrivacyEngine has no such argument, and "
+                f"{mechanism} no such option; it takes {', '.join(known)}"
+                f"{check.suggestion(name, known)}"
+            )
+        return mechanism
+    if not isinstance(mechanism, Factorization | Mechanism):
+        raise TypeError(
+            f"mechanism = {mechanism!r} must be the name of a design, the path of a file, a "
+            f"Factorization or a Mechanism, not {type(mechanism).__name__}"
+        )
+    if design_options:
+        raise TypeError(
+            f"{', '.join(sorted(design_options))}: options are for designs by name, and this one "
+            "is made already. Give them to antiphase.design"
+        )
+    return mechanism
 
 
 def calibrate_mechanism(
@@ -241,13 +306,15 @@ def calibrate_mechanism(
     if isinstance(mechanism, Mechanism):
         if epsilon is not None:
             raise ValueError(
-                f"target_epsilon = {epsilon}: the mechanism has its noise multiplier already"
+                f"target_epsilon = {epsilon}: the mechanism has its noise multiplier already. "
+                "Leave target_epsilon out, or give the factorization alone: mechanism.factorization"
             )
         same_noise = noise_multiplier in (None, mechanism.noise_multiplier)
         if not same_noise or clip_norm != mechanism.clip_norm:
             raise ValueError(
                 f"noise_multiplier = {noise_multiplier}, max_grad_norm = {clip_norm:g}: the "
-                f"mechanism has {mechanism.noise_multiplier:g} and {mechanism.clip_norm:g}"
+                f"mechanism has {mechanism.noise_multiplier:g} and {mechanism.clip_norm:g}. Leave "
+                "noise_multiplier out, and give that clip norm"
             )
         return mechanism
     if (noise_multiplier is None) == (epsilon is None):

@@ -37,9 +37,9 @@ class RecordedPoisson(RecordedBatches):
     def samples_of(self, count: int) -> int:
         """How many samples that are not empty the last ``count`` examples are from."""
         if self._loader_reports:
-            batches = [batch for _, batch in reversed(self._handed_over)]
+            batches = [batch.examples for batch in reversed(self._handed_over)]
         else:
-            batches = [batch for _, batch in self._drawn]
+            batches = [batch.examples for batch in self._drawn]
         sizes = [len(batch) for batch in batches]
         used = next((k for k in range(1, len(sizes) + 1) if sum(sizes[:k]) >= count), 1)
         return max(1, sum(size > 0 for size in sizes[:used]))
@@ -47,7 +47,12 @@ class RecordedPoisson(RecordedBatches):
     def take(self, count: int) -> NDArray[np.int64] | None:
         """The examples of the step, as of `RecordedBatches`; the made-up example is none."""
         pending = self._handed_over if self._loader_reports else list(self._drawn)[:1]
-        if self.stands_in and count == 1 and pending and not any(batch for _, batch in pending):
+        if (
+            self.stands_in
+            and count == 1
+            and pending
+            and not any(batch.examples for batch in pending)
+        ):
             count = 0
         return super().take(count)
 

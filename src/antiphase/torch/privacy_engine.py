@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from opacus.accountants.registry import _ACCOUNTANTS
 from torch import nn
 
+from antiphase._util import checks as check
 from antiphase.factorizations.base import Factorization
-from antiphase.mechanism import Mechanism, load
+from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 from antiphase.participation import Participation
 from antiphase.statement import PrivacyStatement
 from antiphase.torch import checkpoint
+from antiphase.torch.argument_checks import check_arguments
 from antiphase.torch.opacus_dp_sgd import OpacusEngine
-from antiphase.torch.plan import TrainingPlan, calibrate_mechanism, plan_training
+from antiphase.torch.plan import (
+    TrainingPlan,
+    calibrate_mechanism,
+    checked_mechanism,
+    plan_training,
+)
 from antiphase.torch.plan_accountant import PlanAccountant, privacy_statement
 from antiphase.torch.request import Request, warn_of_large_delta
 from antiphase.torch.user_warnings import warn
@@ -48,8 +55,10 @@ class PrivacyEngine(OpacusEngine):
         design_options: options of a design that is given by name.
 
     Raises:
-        ValueError: if ``secure_mode`` is given for correlated noise, which is always secure.
-        TypeError: if there are options for a mechanism that is designed already.
+        ValueError: if there is no such design or accountant, or ``secure_mode`` is given for
+            correlated noise, which is always secure.
+        TypeError: if the design has no such option, or there are options for a mechanism that is
+            designed already.
 
     Attributes:
         key: the secret that the noise is made from, or None before `make_private`.
@@ -81,6 +90,8 @@ class PrivacyEngine(OpacusEngine):
         key: Key | str | os.PathLike[str] | None = None,
         **design_options: Any,
     ) -> None:
+        mechanism = checked_mechanism(mechanism, design_options)
+        check.choice("accountant", accountant, tuple(_ACCOUNTANTS))
         is_dp_sgd = isinstance(mechanism, str) and mechanism == "dp-sgd"
         if secure_mode and not is_dp_sgd:
             raise ValueError(
@@ -91,15 +102,6 @@ class PrivacyEngine(OpacusEngine):
             if not is_dp_sgd:
                 warnings.filterwarnings("ignore", message="Secure RNG turned off")
             super().__init__(accountant=accountant, secure_mode=secure_mode)
-        if isinstance(mechanism, os.PathLike) or (
-            isinstance(mechanism, str) and Path(mechanism).suffix
-        ):
-            mechanism = load(mechanism)
-        if not isinstance(mechanism, str) and design_options:
-            raise TypeError(
-                f"{sorted(design_options)}: options are for designs by name; this one is made "
-                "already"
-            )
         self.key = key if key is None or isinstance(key, Key) else Key.load_or_create(key)
         self._requested_mechanism, self._design_options = mechanism, design_options
         self._training: PrivateTraining | None = None
@@ -168,7 +170,8 @@ class PrivacyEngine(OpacusEngine):
             gradient_accumulation_steps: batches of one step of the optimizer.
             participation: in which steps one example may take part, instead of once per epoch; or
                 "trusted" if batches have no indices: who takes part is then the user's word, and
-                the statement says so.
+                the statement says so. Of a loader without a length each example takes part at most
+                once in all ``steps``.
             target_epsilon: ε of the whole plan, instead of ``noise_multiplier``.
             target_delta: δ for ``target_epsilon``, and of the statement.
             memory: for the noise, as "2GB" or in bytes.
@@ -219,7 +222,7 @@ class PrivacyEngine(OpacusEngine):
             uncovered=uncovered,
             extra=kwargs,
         )
-        request.refuse_optimizer()
+        check_arguments(request)
         if self._uses_opacus(poisson_sampling, request.has_length):
             self._refuse_mixed_accounting()
             return self._make_dp_sgd_private(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,20 @@ class StepCounter:
     position: int = 0
 
 
+class Drawn(NamedTuple):
+    """A batch that was drawn.
+
+    Attributes:
+        step: the step that it was drawn for; None if it may be in any.
+        number: its place in the pass over the data.
+        examples: their indices.
+    """
+
+    step: int | None
+    number: int
+    examples: list[int]
+
+
 class RecordedBatches(BatchSampler):
     """A batch sampler that remembers what it drew until the training step takes it.
 
@@ -49,9 +63,9 @@ class RecordedBatches(BatchSampler):
         self.sampler: Any = sampler
         self.batch_size, self.steps = batch_size, steps
         self.drop_last = bool(getattr(sampler, "drop_last", False))
-        # Each batch with its step, if it was drawn for one.
-        self._drawn: deque[tuple[int | None, list[int]]] = deque()
-        self._handed_over: list[tuple[int | None, list[int]]] = []
+        self._drawn: deque[Drawn] = deque()
+        self._handed_over: list[Drawn] = []
+        self._taken: list[Drawn] = []  # by the last step
         self._loader_reports = False  # whether the loader of this pass hands over
 
     @property
@@ -70,8 +84,10 @@ class RecordedBatches(BatchSampler):
         step = None if self.steps is None else self.steps.position
         if step is not None:
             self.sampler.begin(step)  # draws again what was drawn and not used
-        for batch in self.sampler:
-            self._drawn.append((step, [int(index) for index in batch]))
+        # A pass after a resume begins in the middle of the epoch.
+        first = self.sampler.first if isinstance(self.sampler, FixedOrderBatches) else 0
+        for number, batch in enumerate(self.sampler, first):
+            self._drawn.append(Drawn(step, number, [int(index) for index in batch]))
             step = None if step is None else step + 1
             yield batch
 
@@ -99,24 +115,61 @@ class RecordedBatches(BatchSampler):
         while (
             not self._loader_reports
             and self._drawn
-            and sum(len(batch) for _, batch in taken) < count
+            and sum(len(batch.examples) for batch in taken) < count
         ):
             taken.append(self._drawn.popleft())
         if self.steps is not None and any(
-            batch and step != self.steps.position for step, batch in taken
+            batch.examples and batch.step != self.steps.position for batch in taken
         ):
             # PRIVACY: amplification is proven for a sample of its own in each step.   [G9]
             raise ParticipationError(
                 f"step {self.steps.position}: the batch was drawn for another step. Nothing was "
                 "released. Take every batch of the returned loader in one step, in its order"
             )
-        indices = np.array([index for _, batch in taken for index in batch], dtype=np.int64)
-        sizes = [len(batch) for _, batch in taken]
+        self._taken = taken
+        indices = np.array([index for batch in taken for index in batch.examples], dtype=np.int64)
+        sizes = [len(batch.examples) for batch in taken]
         allowed = {len(indices)}
         if self._loader_reports:
             allowed |= {sum(sizes[k:]) for k in range(len(sizes))}
         # PRIVACY: more rows are unknown examples; fewer are not rows of single examples.   [G14]
         return indices if count in allowed else None
+
+    def departure(self, step: int, accumulation: int, every: int | None) -> str:
+        """How the batches of a refused step depart from the plan, and how to declare them.
+
+        Args:
+            step: the step, whose batches `take` returned.
+            accumulation: batches of one step, as planned.
+            every: steps of one epoch in a fixed order; None if the plan has no fixed order.
+
+        Returns:
+            Sentences for the error; none if the batches come in an order of the user's.
+        """
+        taken, planned = self._taken, f"{accumulation} planned"
+        if len(taken) > accumulation:
+            return (
+                f"gradients of {len(taken)} batches in one step, {planned}. To accumulate, declare "
+                f"it: make_private(…, gradient_accumulation_steps={len(taken)}). Else take a step "
+                "for every batch, and skip none"
+            )
+        if not taken or every is None or not isinstance(self.sampler, FixedOrderBatches):
+            return ""
+        if len(taken) < accumulation and taken[-1].number + 1 < len(self):
+            return (
+                f"gradients of {len(taken)} batch(es) in one step, {planned} by "
+                "gradient_accumulation_steps. Accumulate so many, or declare another number"
+            )
+        expected = step % every * accumulation
+        if taken[0].number == expected:
+            return ""
+        return (
+            f"batch {taken[0].number} of the epoch, where batch {expected} is planned: a pass over "
+            "the loader was broken off before its end. Take all of its "
+            f"{len(self)} batches in every epoch, or declare the short epochs: make_private(…, "
+            "steps=…, participation=antiphase.epochs(passes, every=n)) if each has n steps, "
+            "antiphase.min_separation(passes, apart=1) if they end anywhere"
+        )
 
 
 class PrivateLoader(DataLoader[Any]):

@@ -36,6 +36,7 @@ class Release(NoiseRun):
         batches: records which examples are in a step; None if participation is trusted.
         ledger: counts who takes part; None if participation is trusted.
         max_batch_size: the largest batch, all processes together.
+        accumulation: batches of one step, as planned.
         options: arguments of `NoiseRun`.
 
     Attributes:
@@ -53,11 +54,12 @@ class Release(NoiseRun):
         batches: RecordedBatches | None,
         ledger: ParticipationLedger | None,
         max_batch_size: int,
+        accumulation: int = 1,
         **options: Any,
     ) -> None:
         super().__init__(mechanism, key, shapes, **options)
         self.divisor, self.max_batch_size = divisor, max_batch_size
-        self.batches, self.ledger = batches, ledger
+        self.batches, self.ledger, self._accumulation = batches, ledger, accumulation
         self.guards: list[Callable[[], None]] = []
         self._void = ""  # why nothing may be released any more
 
@@ -126,14 +128,31 @@ class Release(NoiseRun):
                     "released. Take batches from the loader that make_private returned, whole and "
                     'one at a time; or vouch for them: participation="trusted"'
                 )
-            self.ledger.check(step, indices)
+            try:
+                self.ledger.check(step, indices)
+            except ParticipationError as error:
+                raise self._explained(error) from error
         # PRIVACY: the rounding of sums is covered for so many examples, and no more.   [G16]
         if count > self.max_batch_size:
-            raise ParticipationError(
-                f"step {step}: {count} examples, and the rounding of sums is covered for "
-                f"{self.max_batch_size}. Nothing was released. Use a loader with that batch size"
+            raise self._explained(
+                ParticipationError(
+                    f"step {step}: {count} examples, and the rounding of sums is covered for "
+                    f"{self.max_batch_size}. Nothing was released. Use a loader with that batch "
+                    "size"
+                )
             )
         return indices
+
+    def _explained(self, error: ParticipationError) -> ParticipationError:
+        """An error that names the cause, if the batches of the step tell it."""
+        if self.batches is None or self.ledger is None:
+            return error
+        plan = self.ledger.participation
+        every = plan.steps_per_epoch or self.mechanism.steps if plan.fixed_order else None
+        departure = self.batches.departure(self.position, self._accumulation, every)
+        if not departure:
+            return error
+        return ParticipationError(f"step {self.position}: {departure}. Nothing was released")
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint; neither key nor noise is in it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.utils.data import RandomSampler, SequentialSampler
 
+from antiphase._util import checks as check
 from antiphase.participation import Participation
 from antiphase.torch.optimizers import PRIVATE_OPTIMIZERS
 from antiphase.torch.user_warnings import warn
@@ -77,22 +78,6 @@ class Request:
         """The arguments that Opacus' `make_private` takes."""
         return {name: getattr(self, name) for name in OPACUS_ARGUMENTS} | self.extra
 
-    def refuse_optimizer(self) -> None:
-        """Refuse optimizers whose step evaluates the loss several times, as LBFGS does.
-
-        Each evaluation would be a release.
-
-        Raises:
-            ValueError: if ``step`` requires a closure.
-        """
-        closure = inspect.signature(self.inner_optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise ValueError(
-                f"optimizer = {type(self.inner_optimizer).__name__}: its step needs a closure, "
-                "which it may call several times, and a step has one release. Use an optimizer "
-                "such as SGD or Adam"
-            )
-
     def refuse_unplanned_arguments(self) -> None:
         """Refuse arguments of Opacus that the privacy of a planned mechanism does not cover.
 
@@ -100,7 +85,6 @@ class Request:
             ValueError: if an argument has a value that is not supported.
             TypeError: if an argument is not known.
         """
-        mode = self.grad_sample_mode, self.clipping
         if self.poisson_sampling:
             # PRIVACY: Poisson samples amplify correlated noise only if analysed for it.   [G9]
             raise ValueError(
@@ -118,19 +102,20 @@ class Request:
                 "clipping = 'adaptive': clip norms that follow the data cost privacy that this "
                 "plan does not account for. Use clipping='flat' or 'per_layer'"
             )
-        if mode not in PRIVATE_OPTIMIZERS:
-            known = ", ".join(f"{mode} with {clipping}" for mode, clipping in PRIVATE_OPTIMIZERS)
+        mode = self.grad_sample_mode
+        check.choice(
+            "grad_sample_mode", mode, tuple(dict.fromkeys(m for m, _ in PRIVATE_OPTIMIZERS))
+        )
+        if (mode, self.clipping) not in PRIVATE_OPTIMIZERS:
             raise ValueError(
-                f"grad_sample_mode = {mode[0]!r} with clipping = {mode[1]!r} is not supported; "
-                f"supported: {known}"
+                f"grad_sample_mode = {mode!r} with clipping = {self.clipping!r} is not supported: "
+                "ghost clipping has no norms of single tensors. Use clipping='flat', or "
+                "grad_sample_mode='hooks'"
             )
-        if self.loss_reduction not in ("mean", "sum"):
-            raise ValueError(f"loss_reduction = {self.loss_reduction!r} must be 'mean' or 'sum'")
         if self.extra:
-            raise TypeError(
-                f"{sorted(self.extra)}: make_private has no such option for this mechanism"
-            )
+            raise unknown_argument(self.extra)
         warn_of_large_delta(self.target_delta, self.data_loader)
+        warn_of_examples_left_out(self.data_loader)
 
 
 def warn_of_large_delta(delta: float | None, data_loader: Any) -> None:
@@ -141,3 +126,26 @@ def warn_of_large_delta(delta: float | None, data_loader: Any) -> None:
             f"target_delta = {delta:g} with {len(dataset):,} records: publishing one whole record "
             "would satisfy this guarantee. Take a δ far below one over the number of records"
         )
+
+
+def warn_of_examples_left_out(data_loader: Any) -> None:
+    """Warn if the last batch is dropped, which in a fixed order is the same one every time."""
+    if not data_loader.drop_last or not data_loader.batch_size:
+        return
+    examples = len(data_loader.dataset)
+    left_out = examples % data_loader.batch_size
+    if left_out and isinstance(data_loader.sampler, RandomSampler | SequentialSampler):
+        warn(
+            f"drop_last = True: batches are the same in every epoch, so the same {left_out} of "
+            f"{examples} examples are never trained on. Use drop_last=False"
+        )
+
+
+def unknown_argument(names: Iterable[str]) -> TypeError:
+    """The error for arguments that `make_private` does not have."""
+    name = min(names)
+    known = [field for field in Request.__dataclass_fields__ if field != "extra"]
+    return TypeError(
+        f"{name}: make_private has no such argument for this mechanism"
+        f"{check.suggestion(name, known)}"
+    )

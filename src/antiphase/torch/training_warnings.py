@@ -12,10 +12,24 @@ from antiphase.torch.user_warnings import warn
 
 
 class PlannedLearningRates:
-    """Guard that warns once, at the first step with a learning rate that was not planned."""
+    """Guard that warns once, at the first step with a learning rate that was not planned.
 
-    def __init__(self, plan: TrainingPlan, optimizer: Any, steps: StepCounter) -> None:
+    Args:
+        plan: has the rates.
+        optimizer: the user's optimizer.
+        steps: the steps released so far.
+        scheduler_every: "step" or "epoch" if make_private was given a scheduler; else None.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        optimizer: Any,
+        steps: StepCounter,
+        scheduler_every: str | None = None,
+    ) -> None:
         self._rates, self._optimizer, self._steps = plan.learning_rates, optimizer, steps
+        self._scheduler_every = scheduler_every
 
     def __call__(self) -> None:
         """Compare the learning rate of the step with the plan."""
@@ -24,12 +38,30 @@ class PlannedLearningRates:
             return
         planned, current = float(self._rates[step]), float(self._optimizer.param_groups[0]["lr"])
         if abs(current - planned) > 1e-6 * abs(planned):
+            cause = self._cause(step, current)
             self._rates = None
             warn(
                 f"step {step}: the learning rate is {current:g}, and the noise was designed for "
-                f"{planned:g}. Privacy holds, but the noise cancels less than it could. Give "
-                "make_private the scheduler, and step it as planned (scheduler_every=…)"
+                f"{planned:g}. Privacy holds, but the noise cancels less than it could. {cause}"
             )
+
+    def _cause(self, step: int, current: float) -> str:
+        """What happened, as far as the rates tell, and what to do."""
+        assert self._rates is not None
+        if self._scheduler_every is None:
+            return (
+                "make_private was given no scheduler, so it planned a constant rate. Give it: "
+                "make_private(…, scheduler=…)"
+            )
+        if step and current == float(self._rates[0]):
+            return (
+                "The scheduler that make_private was given was not stepped. Call scheduler.step() "
+                f"after every {self._scheduler_every}"
+            )
+        return (
+            f"Step the scheduler as planned, after every {self._scheduler_every} "
+            f"(scheduler_every={self._scheduler_every!r})"
+        )
 
 
 class UnusedParameters:

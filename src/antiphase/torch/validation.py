@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+from opacus.utils.module_utils import trainable_modules
 from opacus.validators import ModuleValidator
+from opacus.validators.errors import IllegalModuleConfigurationError, UnsupportedModuleError
 from torch import nn
 
 from antiphase.mechanism import Mechanism
@@ -37,7 +39,7 @@ def validate(request: Request, plan: TrainingPlan, mechanism: Mechanism) -> Grou
         _refuse_unsampled(request, plan, group)
     refuse_foreign_parameters(request.module, request.optimizer)
     coverage.require_coverage(request.module, request.optimizer, request.uncovered)
-    ModuleValidator.validate(request.module, strict=True)
+    refuse_unsupported_layers(request.module)
     if request.probe:
         refuse_mixing(request.module, request.data_loader)
     return group
@@ -53,13 +55,45 @@ def _refuse_unsampled(request: Request, plan: TrainingPlan, group: Group) -> Non
         )
 
 
+def refuse_unsupported_layers(module: nn.Module) -> None:
+    """Refuse a model in eval mode, and layers that Opacus' validator refuses, by their names.
+
+    Raises:
+        UnsupportedModuleError: a ValueError of Opacus.
+    """
+    if not module.training:
+        raise IllegalModuleConfigurationError(
+            "module is in eval mode, in which per-example gradients are not recorded. Call "
+            "module.train() before make_private"
+        )
+    reasons = [
+        f"{name or 'module'} ({type(part).__name__}): {str(error).split('. ')[0]}"
+        for name, part in trainable_modules(module)
+        for error in ModuleValidator.VALIDATORS.get(type(part), _no_errors)(part)
+    ]
+    if reasons:
+        raise UnsupportedModuleError(
+            f"{coverage.shortened(reasons)}. Replace these layers, as "
+            "opacus.validators.ModuleValidator.fix(module) does, and make the optimizer from the "
+            "parameters of the new model"
+        )
+
+
+def _no_errors(_: nn.Module) -> list[Exception]:
+    return []
+
+
 def refuse_foreign_parameters(module: nn.Module, optimizer: Any) -> None:
     """Refuse an optimizer that has parameters of another module.
 
     Raises:
-        ValueError: with the message of Opacus.
+        ValueError: with the number of such parameters.
     """
     known = set(module.parameters())
-    groups = optimizer.param_groups
-    if any(p not in known for p in chain.from_iterable(group["params"] for group in groups)):
-        raise ValueError("Module parameters are different than optimizer Parameters")
+    own = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+    if foreign := sum(p not in known for p in own):
+        raise ValueError(
+            f"optimizer: {foreign} of its {len(own)} tensors are not parameters of the module. "
+            "Make it from the parameters() of the model that is given to make_private, after "
+            "layers were replaced"
+        )

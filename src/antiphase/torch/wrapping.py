@@ -117,7 +117,7 @@ def wrap(
         wrap_model=request.wrap_model,
     )
     optimizer = _private_optimizer(request, plan, mechanism, group)
-    release = _release(request, mechanism, group, key, loader, optimizer, steps)
+    release = _release(request, plan, mechanism, group, key, loader, optimizer, steps)
     unchecked = _check_gradients(request, wrapped)
     optimizer.attach(release)
     criterion = None
@@ -134,8 +134,9 @@ def wrap(
     )
     unchanged = UnchangedModel(plain(request.module), optimizer)
     unchanged.attach()
-    rates, unused = PlannedLearningRates(plan, inner, steps), UnusedParameters(plan, optimizer)
-    release.guards += [frozen, unchanged, rates, unused]
+    scheduler_every = None if request.scheduler is None else request.scheduler_every
+    rates = PlannedLearningRates(plan, inner, steps, scheduler_every)
+    release.guards += [frozen, unchanged, rates, UnusedParameters(plan, optimizer)]
     return PrivateTraining(
         plan=plan,
         release=release,
@@ -195,6 +196,7 @@ def _private_optimizer(
 
 def _release(
     request: Request,
+    plan: TrainingPlan,
     mechanism: Mechanism,
     group: Group,
     key: Key,
@@ -220,6 +222,7 @@ def _release(
         group=group,
         # The rounding of sums is covered for so many examples.
         max_batch_size=int(batch_size) if _is_fixed_order(loader) else 2 * int(batch_size) + 100,
+        accumulation=plan.accumulation,
         memory=request.memory,
         data=earlier_runs.fingerprint(key, getattr(request.data_loader, "dataset", None)),
         steps=steps,

@@ -1,0 +1,62 @@
+"""Warnings of steps that the noise was not designed for."""
+
+import warnings
+
+import pytest
+import torch
+
+from antiphase.errors import AntiphaseWarning
+from tests.torch.setting import Training
+
+HALVED = {"scheduler": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)}
+
+
+def trained(training, each_step=None):
+    """The warnings of an epoch whose loop calls ``each_step`` after every step."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for batch in training.loader:
+            training.step(batch)
+            if each_step is not None:
+                each_step()
+    return [str(w.message) for w in seen if issubclass(w.category, AntiphaseWarning)]
+
+
+@pytest.mark.issue(23)
+def test_a_scheduler_that_was_not_handed_over_is_warned_about_once():
+    training = Training(epochs=1)
+    scheduler = torch.optim.lr_scheduler.StepLR(training.inner, 1, 0.5)
+    (message,) = trained(training, scheduler.step)
+    assert message == (
+        "step 1: the learning rate is 0.05, and the noise was designed for 0.1. Privacy holds, but "
+        "the noise cancels less than it could. make_private was given no scheduler, so it planned "
+        "a constant rate. Give it: make_private(…, scheduler=…)"
+    )
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize(("every", "epochs", "step"), [("step", 1, 1), ("epoch", 2, 5)])
+def test_a_scheduler_that_is_never_stepped_is_warned_about_once(every, epochs, step):
+    training = Training(epochs=epochs, scheduler_every=every, **HALVED)
+    training.scheduler = None  # which `Training.step` would step
+    messages = [message for _ in range(epochs) for message in trained(training)]
+    assert len(messages) == 1
+    assert messages[0].startswith(f"step {step}: the learning rate is 0.1, and the noise was desi")
+    assert messages[0].endswith(
+        "The scheduler that make_private was given was not stepped. Call scheduler.step() after "
+        f"every {every}"
+    )
+
+
+@pytest.mark.issue(23)
+def test_a_scheduler_that_is_stepped_at_other_times_is_warned_about_once():
+    training = Training(epochs=2, scheduler_every="epoch", **HALVED)
+    (message,) = trained(training)  # after every step
+    assert message.endswith("as planned, after every epoch (scheduler_every='epoch')")
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_a_scheduler_that_is_stepped_as_planned_is_not_warned_about(optimizer):
+    training = Training(epochs=1, optimizer=lambda p: optimizer(p, lr=0.1), **HALVED)
+    assert trained(training) == []
