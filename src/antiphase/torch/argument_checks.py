@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader
 
 from antiphase._util import checks as check
 from antiphase.noise.stream import parse_memory
@@ -164,14 +164,6 @@ def _check_loader(request: Request) -> None:
         raise ValueError(
             "data_loader has batch_size = None: the number of examples in a batch is not known. "
             "Let the loader form the batches: DataLoader(…, batch_size=…)"
-        )
-    sampler = getattr(loader.batch_sampler, "sampler", None)
-    repeats = isinstance(sampler, RandomSampler | WeightedRandomSampler) and sampler.replacement
-    if repeats and request.participation is None:
-        raise ValueError(
-            f"data_loader: {type(sampler).__name__}(replacement=True) may draw an example several "
-            "times in an epoch, and one time is planned. Use replacement=False, or declare how "
-            "often: participation=antiphase.min_separation(times, apart=1)"
         )
     batches = length(loader)
     if batches is None:

@@ -31,6 +31,8 @@ from antiphase.torch.user_warnings import warn
 from antiphase.torch.validation import validate
 from antiphase.torch.wrapping import PrivateTraining, wrap
 
+NO_ARGUMENTS = ("self", "kwargs")  # local names of make_private that are not fields of a `Request`
+
 
 class PrivacyEngine(OpacusEngine):
     """Opacus' `PrivacyEngine` for every mechanism of `antiphase.design`.
@@ -193,35 +195,10 @@ class PrivacyEngine(OpacusEngine):
             ModelChangedError: if a forward or backward pass writes into the model.
             StateError: if processes that train together disagree.
         """
-        request = Request(
-            module=module,
-            optimizer=optimizer,
-            criterion=nn.CrossEntropyLoss() if criterion is None else criterion,
-            data_loader=data_loader,
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=max_grad_norm,
-            batch_first=batch_first,
-            loss_reduction=loss_reduction,
-            poisson_sampling=poisson_sampling,
-            clipping=clipping,
-            noise_generator=noise_generator,
-            grad_sample_mode=grad_sample_mode,
-            wrap_model=wrap_model,
-            rand_on_empty=rand_on_empty,
-            epochs=epochs,
-            steps=steps,
-            scheduler=scheduler,
-            scheduler_every=scheduler_every,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            participation=participation,
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
-            memory=memory,
-            probe=probe,
-            probe_inputs=probe_inputs,
-            uncovered=uncovered,
-            extra=kwargs,
-        )
+        arguments = {name: value for name, value in locals().items() if name not in NO_ARGUMENTS}
+        if criterion is None:
+            arguments["criterion"] = nn.CrossEntropyLoss()
+        request = Request(**arguments, extra=kwargs)
         check_arguments(request)
         if self._uses_opacus(poisson_sampling, request.has_length):
             self._refuse_mixed_accounting()

@@ -9,6 +9,7 @@ from opacus.utils.module_utils import trainable_modules
 from opacus.validators import ModuleValidator
 from opacus.validators.errors import IllegalModuleConfigurationError, UnsupportedModuleError
 from torch import nn
+from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from antiphase.mechanism import Mechanism
 from antiphase.torch import coverage
@@ -37,6 +38,8 @@ def validate(request: Request, plan: TrainingPlan, mechanism: Mechanism) -> Grou
     group.require_same("mechanism", mechanism.digest)
     if mechanism.amplified:
         _refuse_unsampled(request, plan, group)
+    elif request.participation is None:
+        _refuse_replacement(request.data_loader)
     refuse_foreign_parameters(request.module, request.optimizer)
     coverage.require_coverage(request.module, request.optimizer, request.uncovered)
     refuse_unsupported_layers(request.module)
@@ -52,6 +55,16 @@ def _refuse_unsampled(request: Request, plan: TrainingPlan, group: Group) -> Non
             f"{group.world} process(es), gradient_accumulation_steps = {plan.accumulation}, "
             f"trusted = {request.is_trusted}: batches that are sampled for amplification are drawn "
             "by one process, one batch for each step, and recorded by the participation ledger"
+        )
+
+
+def _refuse_replacement(loader: Any) -> None:
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    if isinstance(sampler, RandomSampler | WeightedRandomSampler) and sampler.replacement:
+        raise ValueError(
+            f"data_loader: {type(sampler).__name__}(replacement=True) may draw an example several "
+            "times in an epoch, and one time is planned. Use replacement=False, or declare how "
+            "often: participation=antiphase.min_separation(times, apart=1)"
         )
 
 
