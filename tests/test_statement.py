@@ -264,3 +264,12 @@ def test_guarantees_are_never_rounded_down():
     for value in (8.0, 8.0000001, 0.12345, 1234.5678, 1e-7, 7.9999999):
         assert float(rounded_up(value)) >= value
     assert (rounded_up(8.0), rounded_up(0.12341), rounded_up(0.0)) == ("8", "0.1235", "0")
+
+
+def test_a_statement_in_one_line():
+    """Rounded up; what was released so far; and whether the noise can be guessed."""
+    mechanism = ap.calibrate(ap.design("dp-sgd", steps=4), noise_multiplier=1.0, unit="user")
+    said = dataclasses.replace(mechanism.statement(1e-5, released=3), epsilon=4.37701)
+    line = "<PrivacyStatement (4.378, 1e-05)-DP for each user, zero-out: dp-sgd, 3 of 4 steps "
+    assert repr(said) == f"{line}released>"
+    assert repr(dataclasses.replace(said, insecure=True)) == f"{line}released, INSECURE>"

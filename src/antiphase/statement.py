@@ -39,7 +39,7 @@ MAX_PARAMETER_NAMES = 10  # of frozen parameters, in words; all are in the JSON
 LINE_WIDTH = 100
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class PrivacyStatement(Displayed):
     """The privacy guarantee of a training run, as data; ``print`` it for the words.
 

@@ -656,3 +656,17 @@ def test_short_rows_are_not_prepared():
     stream.prepare()
     assert stream._ahead is None
     assert stream._pool is None
+
+
+def test_a_stream_in_one_line():
+    """The rows drawn, their length, what is kept, and whether the noise can be guessed."""
+    m = ap.calibrate(ap.design("dp-mf", steps=4), noise_multiplier=1.0)
+    stream = m.noise(17, key=ap.Key.generate())
+    assert stream.memory == 8192
+    assert repr(stream) == (
+        "<NoiseStream dp-mf: 0 of 4 rows drawn, 17 numbers each, 0.00819 MB kept>"
+    )
+    stream = m.noise(shapes={"a": (3, 5), "b": (2,)}, key=ap.Key.insecure(1))
+    stream.next()
+    assert repr(stream).startswith("<NoiseStream dp-mf: 1 of 4 rows drawn, 17 numbers each, ")
+    assert repr(stream).endswith(" MB kept, INSECURE>")
