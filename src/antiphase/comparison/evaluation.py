@@ -63,7 +63,7 @@ def compare(
         >>> comparison = ap.compare(setting, ["dp-sgd", "dp-mf"], measure=False)
         >>> for entry in comparison.entries:
         ...     print(f"{entry.label}: {entry.final:.2f}")
-        DP-SGD, Poisson batches: 5.13
+        DP-SGD, Poisson batches: 5.60
         DP-SGD, fixed order: 9.60
         DP-MF: 3.47
     """

@@ -99,7 +99,7 @@ def recommend(
         >>> recommendation.best.label
         'DP-MF⁺, τ = 16'
         >>> print(recommendation.reasons[0])
-        It leaves ... of ... noise in the model at the same privacy: ...
+        It leaves ... of the noise of DP-SGD in a fixed order in the model at the same privacy: ...
     """
     require_setting(setting)
     if damping is not None and spectrum is not None:
