@@ -1,8 +1,9 @@
-"""``antiphase demo``: four mechanisms on handwritten digits, at two privacy budgets."""
+"""``antiphase demo``: mechanisms on handwritten digits, at two privacy budgets."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from antiphase import data
 from antiphase._util import files
 from antiphase._util.progress import Progress, ProgressReport
 from antiphase.reporting import charts, page
+from antiphase.reporting.axes import typeset
 from antiphase.reporting.training_report import mean_accuracy, standard_error
 from antiphase.statement import PrivacyStatement
 from antiphase.torch.recipe import Outcome, Recipe
@@ -24,11 +26,11 @@ DELTA = 1e-4  # well below one over 1,436 examples
 LEARNING_RATES = {1.0: 0.5, 8.0: 2.0}
 EPSILONS = tuple(LEARNING_RATES)
 SETTING: dict[str, Any] = {"epochs": 10, "batch_size": 64, "delta": DELTA, "clip_norm": 1.0}
-FIXED_ORDER, POISSON = "DP-SGD, fixed order", "DP-SGD, Poisson batches"
+POISSON, FIXED_ORDER = "DP-SGD, Poisson batches", "DP-SGD, fixed order"
 NO_PRIVACY = "no privacy"
 MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {  # label: name, options
-    FIXED_ORDER: ("dp-sgd", {}),
     POISSON: ("dp-sgd", {}),
+    FIXED_ORDER: ("dp-sgd", {}),
     "DP-MF": ("dp-mf", {}),
     "DP-MF⁺": ("dp-mf+", {}),
     "damped, ρ = 0.99": ("damped", {"rho": 0.99, "final_weight": 15.0}),  # √ of 230 steps
@@ -67,19 +69,76 @@ class DemoResult:
         mean = f"{100 * mean_accuracy(outcomes):.1f}"
         return mean if error is None else f"{mean} ± {100 * error:.1f}"
 
-    def best(self, epsilon: float) -> str:
-        """Return the label of the most accurate mechanism that needs no random batches."""
+    def best(self, epsilon: float, ordinary: bool = False) -> str | None:
+        """Return the label of the most accurate private mechanism at ε, if any was trained.
+
+        Args:
+            epsilon: the ε.
+            ordinary: whether only mechanisms count that need no random batches.
+        """
         trained = [
-            label for label in MECHANISMS if label != POISSON and (label, epsilon) in self.outcomes
+            label
+            for label in MECHANISMS
+            if (label, epsilon) in self.outcomes and not (ordinary and label == POISSON)
         ]
         accuracy = {label: mean_accuracy(self.outcomes[label, epsilon]) for label in trained}
-        return max(trained, key=lambda label: accuracy[label], default=FIXED_ORDER)
+        return max(trained, key=accuracy.__getitem__, default=None)
+
+    def headline(self, epsilon: float) -> str:
+        """State the best private result at ε, and how it compares with DP-SGD.
+
+        DP-SGD on Poisson batches comes first, then DP-SGD in a fixed order.
+        """
+        best, ordinary = self.best(epsilon), self.best(epsilon, ordinary=True)
+        if best is None:
+            return f"No training at ε = {epsilon:g} was finished."
+        first = f"The best private result at ε = {epsilon:g} is {self._percent(best, epsilon)}, by "
+        if best != POISSON or ordinary is None:
+            batches = "" if best == POISSON else ", on ordinary batches"
+            return f"{first}{best}{batches}{self._against(best, epsilon)}."
+        return (
+            f"{first}{best}. On ordinary batches it is {self._percent(ordinary, epsilon)}, by "
+            f"{ordinary}{self._against(ordinary, epsilon)}."
+        )
+
+    def _percent(self, label: str, epsilon: float) -> str:
+        return f"{self.accuracy(label, epsilon, with_error=False)} %"
+
+    def _against(self, label: str, epsilon: float) -> str:
+        """The lead over DP-SGD on Poisson batches and then in a fixed order."""
+        rivals = {POISSON: "DP-SGD (Poisson batches)", FIXED_ORDER: "DP-SGD in a fixed order"}
+        leads = [
+            f"{self._lead(label, rival, epsilon)} against {name}"
+            for rival, name in rivals.items()
+            if rival != label and (rival, epsilon) in self.outcomes
+        ]
+        return f": {', '.join(leads)}" if leads else ""
+
+    def _lead(self, label: str, rival: str, epsilon: float) -> str:
+        """The difference of two accuracies in points, with its standard error."""
+        ours, theirs = self.outcomes[label, epsilon], self.outcomes[rival, epsilon]
+        points = 100 * (mean_accuracy(ours) - mean_accuracy(theirs))
+        errors = [100 * e for e in map(standard_error, (ours, theirs)) if e is not None]
+        if len(errors) < 2:
+            return typeset(f"{points:+.1f} points")
+        error = math.hypot(*errors)
+        level = "level, " if abs(points) < 2 * error else ""
+        return level + typeset(f"{points:+.1f} ± {error:.1f} points")
 
     @property
     def statement(self) -> PrivacyStatement | None:
-        """Statement of the best mechanism without random batches, at the smallest ε."""
-        outcomes = self.outcomes.get((self.best(EPSILONS[0]), EPSILONS[0]))
-        return None if outcomes is None else outcomes[0].statement
+        """Statement of the best mechanism on ordinary batches, at the smallest ε."""
+        return self._statement_of(self.best(EPSILONS[0], ordinary=True))
+
+    @property
+    def statements(self) -> list[PrivacyStatement]:
+        """Statements of the best private result at the smallest ε, and of `statement`."""
+        labels = (self.best(EPSILONS[0]), self.best(EPSILONS[0], ordinary=True))
+        found = [self._statement_of(label) for label in dict.fromkeys(labels)]
+        return [statement for statement in found if statement is not None]
+
+    def _statement_of(self, label: str | None) -> PrivacyStatement | None:
+        return None if label is None else self.outcomes[label, EPSILONS[0]][0].statement
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the weights as plain values that JSON can hold."""
@@ -155,28 +214,22 @@ def _recipe(label: str, epsilon: float | None) -> Recipe:
 
 def _page(result: DemoResult) -> page.Page:
     low, high = EPSILONS[0], EPSILONS[-1]
-    best, best_at_high = result.best(low), result.best(high)
     trials = max(map(len, result.outcomes.values()))
     rates = " and ".join(f"{rate:g} at ε = {e:g}" for e, rate in LEARNING_RATES.items())
-
-    def percent(label: str, epsilon: float) -> str:
-        return f"{result.accuracy(label, epsilon, with_error=False)} %"
-
     return page.Page(
         title="antiphase: digits",
         question="How accurately can a model read handwritten digits with differential privacy?",
-        answer=f"Test accuracy at ε = {low:g} without random batches: {best} {percent(best, low)}, "
-        f"DP-SGD {percent(FIXED_ORDER, low)}.",
+        answer=result.headline(low),
         points=[
-            f"With Poisson batches, DP-SGD reaches {percent(POISSON, low)} at ε = {low:g}.",
-            f"At ε = {high:g} the best without random batches is {best_at_high} with "
-            f"{percent(best_at_high, high)}; the same model without privacy reaches "
-            f"{result.accuracy(NO_PRIVACY, None)} %.",
-            f"Each result is (ε, δ = {DELTA:g})-differentially private for every example.",
+            result.headline(high),
+            "DP-SGD on Poisson batches needs random batches, drawn anew and in secret in every "
+            "step. All other mechanisms here use ordinary batches in a fixed order.",
+            f"Each result is (ε, δ = {DELTA:g})-differentially private for every example. The same "
+            f"model without privacy reaches {result.accuracy(NO_PRIVACY, None)} %.",
         ],
         grids=[_grid(result, trials)],
         charts=list(_charts(result)),
-        statements=[result.statement] if result.statement else [],
+        statements=result.statements,
         reproduce=["antiphase demo"],
         notes=[
             "1,797 digits of 8 × 8 pixels, 1,436 of them to train; "
@@ -184,7 +237,7 @@ def _page(result: DemoResult) -> page.Page:
             f"{SETTING['clip_norm']:g}, learning rate {rates}: the same for all mechanisms, the "
             "best on a held-out part of the training data.",
             "The noise comes from a new secret key in every run, so figures repeat within their "
-            "standard errors.",
+            "standard errors. Level: they differ by less than two standard errors.",
         ],
         made=page.version_and_time(),
     )
@@ -192,13 +245,13 @@ def _page(result: DemoResult) -> page.Page:
 
 def _grid(result: DemoResult, trials: int) -> page.Grid:
     columns = [page.Column("label", "mechanism")]
-    rows: list[dict[str, page.Cell]] = [{"name": _name(k), "label": k} for k in MECHANISMS]
+    rows: list[dict[str, page.Cell]] = [
+        {"name": _name(k), "label": k, "sampled": k == POISSON} for k in MECHANISMS
+    ]
     for epsilon in EPSILONS:
         mean, error = f"mean{epsilon:g}", f"error{epsilon:g}"
-        columns += [
-            page.Column(mean, f"accuracy at ε = {epsilon:g}", "%", "on test data", "high", 3),
-            page.Column(error, "±", "%", "standard error of the mean", None, 2),
-        ]
+        title, meaning = f"accuracy at ε = {epsilon:g}", "on test data, ± one standard error"
+        columns.append(page.Column(mean, title, "%", meaning, "high", 3, error))
         for row, label in zip(rows, MECHANISMS, strict=True):
             outcomes = result.outcomes.get((label, epsilon), [])
             if outcomes:
@@ -213,6 +266,7 @@ def _charts(result: DemoResult) -> Iterator[charts.Lines]:
         {
             "name": _name(label),
             "label": label,
+            "sampled": label == POISSON,
             "epsilon": epsilon,
             "accuracy": outcome.accuracy,
             "steps": [point[0] for point in outcome.curve],
@@ -221,14 +275,12 @@ def _charts(result: DemoResult) -> Iterator[charts.Lines]:
         for (label, epsilon), outcomes in result.outcomes.items()
         for outcome in outcomes
     ]
-    yield _with_poisson_dashed(charts.accuracy_against_epsilon(runs))
+    yield _with_sampler_note(charts.accuracy_against_epsilon(runs))
     for epsilon in EPSILONS:
         curves = [run for run in runs if run["epsilon"] == epsilon]
         title = f"Accuracy while training, ε = {epsilon:g}"
-        yield _with_poisson_dashed(charts.training_curves(curves, title))
+        yield _with_sampler_note(charts.training_curves(curves, title))
 
 
-def _with_poisson_dashed(chart: charts.Lines) -> charts.Lines:
-    """Dash the curve of DP-SGD on Poisson batches, which has the colour of DP-SGD."""
-    series = [replace(s, dashed=True) if s.label == POISSON else s for s in chart.series]
-    return replace(chart, series=series)
+def _with_sampler_note(chart: charts.Lines) -> charts.Lines:
+    return replace(chart, note=f"{chart.note} Diamonds: random batches.".strip())

@@ -1,4 +1,4 @@
-"""``antiphase demo``: four mechanisms on handwritten digits."""
+"""``antiphase demo``: mechanisms on handwritten digits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def demo(
     trials: Annotated[int, Option(help="Seeds for each point.", min=1)] = 10,
     display: options.Display,
 ) -> None:
-    """Train on digits at ε = 1 and 8 with four mechanisms and write a page; takes two minutes.
+    """Train on digits at ε = 1 and 8 with five mechanisms and write a page; takes two minutes.
 
     Example: antiphase demo --trials 1 --output demo
     """
@@ -40,6 +40,8 @@ def demo(
         table = output.number_table("mechanism", *headings, title=study.TITLE, rows=rows)
         output.print_table(table)
         spread = f"mean ± standard error of {trials} seeds" if trials > 1 else "one seed"
+        for epsilon in study.EPSILONS:
+            output.print_paragraph(result.headline(epsilon))
         output.print_note(f"Accuracy on test data in percent, {spread}.")
         print(f"\n{result.statement or ''}\n")
         output.print_files(paths)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +133,16 @@ def marked(series: Series) -> bool:
     return series.points and len(series.x) <= MAX_MARKED_POINTS
 
 
+def corners(series: Series, x_axis: Axis, y_axis: Axis) -> Array:
+    """Positions (0 … 1) of points that are close together along a curve, for labels to avoid."""
+    x, y = x_axis.place(series.x), y_axis.place(series.y)
+    if len(x) < 2:
+        return np.column_stack([x, y])
+    fine = np.linspace(0, len(x) - 1, 24 * (len(x) - 1) + 1)
+    along = np.column_stack([np.interp(fine, np.arange(len(x)), part) for part in (x, y)])
+    return along[np.isfinite(along).all(axis=1)]
+
+
 def last_height(series: Series, axis: Axis) -> float | None:
     """Height of the last point of a curve, from 0 to 1; None if no point has one."""
     heights = axis.place(series.y)
@@ -183,3 +193,51 @@ def spread(heights: list[float], apart: float) -> list[float]:
     for rank, (i, offset) in enumerate(zip(order, offsets, strict=True)):
         places[i] = round(min(max(offset, 0.0), top) + rank * apart, 6)
     return places
+
+
+def beside(
+    points: Array, widths: Sequence[float], height: float, size: tuple[float, float], avoid: Array
+) -> list[tuple[float, float]]:
+    """Return the left end and the middle of a label beside each point.
+
+    Labels stay inside, and off each other, off all points and, if there is room, off curves.
+
+    Args:
+        points: positions of the points, in units of length.
+        widths: widths of their labels.
+        height: height of a label.
+        size: width and height of the plot, whose corner is at the origin.
+        avoid: further positions that labels should not cover.
+
+    Example:
+        >>> beside(np.array([[10.0, 50.0], [90.0, 50.0]]), [40.0, 40.0], 10.0, (100.0, 99.0), [])
+        [(18.0, 50.0), (42.0, 50.0)]
+    """
+    gap, places = 0.8 * height, []
+    marks = np.asarray(points, dtype=np.float64).reshape(-1, 2)
+    curves = np.asarray(avoid, dtype=np.float64).reshape(-1, 2)
+    boxes = [(x - gap / 2, y - gap / 2, x + gap / 2, y + gap / 2) for x, y in marks]
+    for (x, y), width in zip(marks, widths, strict=True):
+        choices = []
+        for rank, rise in enumerate((0.0, 0.9, -0.9, 1.8, -1.8, 2.7, -2.7, 3.6, -3.6)):
+            shifts = (gap, -gap - width) if abs(rise) < 1 else (gap, -gap - width, -width / 2)
+            for shift in shifts:
+                box = (x + shift, y + rise * height - height / 2)
+                box += (box[0] + width, box[1] + height)
+                outside = box[0] < 0 or box[2] > size[0] or box[1] < 0 or box[3] > size[1]
+                hidden = sum(_overlap(box, other) for other in boxes)
+                crossed = bool(
+                    ((curves > box[:2]) & (curves < box[2:])).all(axis=1).any()
+                )
+                choices.append((1000 * outside + 100 * hidden + 5 * crossed + rank, box))
+        _, box = min(choices)
+        boxes.append(box)
+        places.append((float(box[0]), float(box[1] + height / 2)))
+    return places
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether two boxes (left, top, right, bottom) overlap."""
+    return (
+        one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class Series:
         x: positions, in ascending order.
         y: values; those that are not finite are gaps in the curve.
         error: half the length of the error bars.
-        dashed: whether the line is dashed.
+        dashed: whether the line is dashed and its points are not marked, as of a reference.
+        sampled: whether batches are drawn at random, which a dashed line and diamonds show.
         line: whether points are joined. If not, they belong to another curve and have no label.
         points: whether points are marked, if they are few. Without line and points, only the band
             of the errors is drawn.
@@ -45,8 +46,21 @@ class Series:
     y: Array
     error: Array | None = None
     dashed: bool = False
+    sampled: bool = False
     line: bool = True
     points: bool = True
+
+    @property
+    def marker(self) -> str:
+        """Shape of its points: ``circle``, ``diamond``, or none if they are not marked."""
+        if not self.points or (self.dashed and self.line):
+            return ""
+        return "diamond" if self.sampled else "circle"
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one point, which has its label beside it."""
+        return self.line and self.marker != "" and len(self.x) == 1
 
     def __post_init__(self) -> None:
         for field in ("x", "y", "error"):
@@ -248,12 +262,14 @@ def accuracy_against_epsilon(
     Args:
         results: ``{"name", "label", "epsilon", "accuracy"}`` of each run, accuracies in 0 … 1.
             Runs without noise have ``epsilon`` None or infinite, and give a dashed level line.
+            Runs on batches that are drawn at random have a true ``"sampled"``.
         title: title of the chart.
     """
+    results = list(results)
     runs = [(r["name"], r["label"], r["epsilon"], 100.0 * r["accuracy"]) for r in results]
     private = [run for run in runs if run[2] is not None and math.isfinite(run[2])]
     others = [(run[0], run[1], 0.0, run[3]) for run in runs if run not in private]
-    series = _mean_curves(private)
+    series = _with_samplers(_mean_curves(private), results)
     ends = np.array(sorted({float(epsilon) for _, _, epsilon, _ in private}) or [1.0])
     for level in _mean_curves(others):
         flat = np.full(len(ends), level.y[0])
@@ -277,15 +293,16 @@ def training_curves(
 
     Args:
         results: ``{"name", "label", "steps": […], "accuracies": […]}`` of each run, accuracies in
-            0 … 1.
+            0 … 1. Runs on batches that are drawn at random have a true ``"sampled"``.
         title: title of the chart.
     """
+    results = list(results)
     points = [
         (r["name"], r["label"], step, 100.0 * accuracy)
         for r in results
         for step, accuracy in zip(r["steps"], r["accuracies"], strict=True)
     ]
-    series = _mean_curves(points)
+    series = _with_samplers(_mean_curves(points), results)
     several = any(s.error is not None for s in series)
     note = "Means over runs, with ± one standard error." if several else ""
     return Lines(title, "step", "accuracy on test data (%)", series, note=note)
@@ -382,6 +399,11 @@ def _mean_curves(points: Iterable[tuple[str, str, Any, float]]) -> list[Series]:
     for name, label, x, y in points:
         groups.setdefault((name, label), {}).setdefault(float(x), []).append(y)
     return [_mean_curve(*names, values) for names, values in groups.items()]
+
+
+def _with_samplers(series: Iterable[Series], results: Iterable[Mapping[str, Any]]) -> list[Series]:
+    sampled = {result["label"] for result in results if result.get("sampled")}
+    return [replace(s, sampled=s.label in sampled) for s in series]
 
 
 def _mean_curve(name: str, label: str, values: Mapping[float, Sequence[float]]) -> Series:

@@ -39,11 +39,8 @@ def builders(comparison: Comparison) -> Mapping[str, Callable[[Comparison], Line
 
 
 def _noise(comparison: Comparison) -> Lines:
-    entries = comparison.entries
-    amplified = {entry.label for entry in entries if entry.amplified}
-    noise = noise_per_iterate({entry.label: (entry.name, entry.deviation) for entry in entries})
-    series = [replace(s, dashed=s.label in amplified) for s in noise.series]
-    return replace(noise, series=series, note="Dashed: with amplification." if amplified else "")
+    noise = {entry.label: (entry.name, entry.deviation) for entry in comparison.entries}
+    return _with_samplers(replace(noise_per_iterate(noise), note=""), comparison, "Dashed")
 
 
 def _spectrum(comparison: Comparison) -> Lines:
@@ -52,7 +49,7 @@ def _spectrum(comparison: Comparison) -> Lines:
 
 
 def _memory(comparison: Comparison) -> Lines:
-    return frontier(
+    chart = frontier(
         {
             entry.label: (entry.name, 1 + entry.vectors, entry.average)
             for entry in comparison.entries
@@ -61,15 +58,25 @@ def _memory(comparison: Comparison) -> Lines:
         "Least noise for the memory",
         "vectors in memory, including the model",
     )
+    return _with_samplers(chart, comparison, "Diamonds")
 
 
 def _time(comparison: Comparison) -> Lines:
-    return frontier(
+    chart = frontier(
         {e.label: (e.name, 1e3 * e.step_seconds, e.average) for e in comparison.entries},
         [entry.label for entry in comparison.time_frontier],
         "Least noise for the time",
         f"time of the noise per step (ms, {comparison.setting.parameters:,} parameters)",
     )
+    return _with_samplers(chart, comparison, "Diamonds")
+
+
+def _with_samplers(chart: Lines, comparison: Comparison, sign: str) -> Lines:
+    """Mark the mechanisms whose batches are drawn at random, and say so in the note."""
+    sampled = {entry.label for entry in comparison.entries if entry.amplified}
+    series = [replace(s, sampled=s.label in sampled) for s in chart.series]
+    note = f"{sign}: random batches, with amplified privacy." if sampled else ""
+    return replace(chart, series=series, note=f"{chart.note} {note}".strip())
 
 
 def page(comparison: Comparison, command: str) -> Page:
@@ -120,6 +127,7 @@ def _row(entry: Entry, row: Mapping[str, Any]) -> dict[str, Any]:
         "mb": entry.noise_bytes / 1e6,
         "drawn": entry.mechanism.sampling.label if entry.amplified else "fixed order",
         "frontier": _frontiers(row),
+        "sampled": entry.amplified,
     }
 
 

@@ -27,6 +27,7 @@ class Column:
         help: explanation, shown below the table.
         better: whether low or high values are better.
         digits: number of significant digits, or a format like ``".1f"`` or ``".0%"``.
+        error: key of the standard errors, which are shown beside the values.
     """
 
     key: str
@@ -35,6 +36,7 @@ class Column:
     help: str = ""
     better: Literal["low", "high"] | None = None
     digits: int | str = 3
+    error: str = ""
 
     def show(self, value: Cell) -> str:
         """Return a value as it is printed.
@@ -58,6 +60,18 @@ class Column:
         return typeset(f"{value:,.{max(self.digits - 1 - size, 0)}f}")
 
 
+    def show_with_error(self, row: Mapping[str, Cell]) -> str:
+        """Return the value of a row as it is printed, with its standard error if it has one.
+
+        >>> Column("a", "a", error="e").show_with_error({"a": 88.52, "e": 0.44})
+        '88.5 ± 0.4'
+        """
+        text, error = self.show(row.get(self.key)), row.get(self.error)
+        if not isinstance(error, int | float):
+            return text
+        return f"{text} ± {error:.{len(text.partition('.')[2])}f}"
+
+
 @dataclass(frozen=True)
 class Grid:
     """A table that can be sorted.
@@ -65,7 +79,8 @@ class Grid:
     Attributes:
         caption: caption.
         columns: columns; the first one has the headings of the rows.
-        rows: values by key of the column; ``"name"`` is the mechanism, for its colour.
+        rows: values by key of the column; ``"name"`` is the mechanism, for its colour;
+            ``"sampled"`` is true if its batches are drawn at random, for its marker.
         mark_best: whether the best value of a column is marked, where one is better.
     """
 

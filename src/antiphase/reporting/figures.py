@@ -1,6 +1,6 @@
 """Figures: charts drawn by Matplotlib, as SVG and PNG.
 
-Curves are labelled at their ends rather than in a legend. No text is smaller than 13 points, so
+Curves are labelled at their ends and points beside them, rather than in a legend. No text is smaller than 13 points, so
 that a figure can be read when printed at half its size. pyplot is not used: it would choose a
 backend for the whole process.
 """
@@ -19,7 +19,17 @@ import numpy as np
 from matplotlib.colors import FuncNorm, LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from antiphase.reporting.axes import Axis, axes_of, last_height, marked, spread, tick_label, x_ticks
+from antiphase.reporting.axes import (
+    Axis,
+    axes_of,
+    beside,
+    corners,
+    last_height,
+    marked,
+    spread,
+    tick_label,
+    x_ticks,
+)
 from antiphase.reporting.charts import Chart, HeatMaps, Lines, Series
 from antiphase.reporting.palette import COLOURS, LIGHT_PAGE, NEGATIVE, OTHER, POSITIVE
 from antiphase.reporting.svg import thinned
@@ -30,6 +40,7 @@ FONT_SIZE = 13.0  # points
 NOTE_LETTERS_PER_INCH = 11
 MAX_POINTS = 4000  # of a curve: more than a printed line has dots
 DPI = 160
+MARKERS = {"": "", "circle": "o", "diamond": "D"}
 STYLE: Any = {
     "font.size": FONT_SIZE,
     "axes.titlesize": 15,
@@ -119,12 +130,13 @@ def _lines(chart: Lines) -> ChartFigure:
     axes.set_title(chart.y_label, loc="left", fontsize=FONT_SIZE, color=LIGHT_PAGE["muted"])
     _heading(figure, chart.title)
     _note(figure, chart.note)
+    _label_points(figure, axes, chart.series, (x_axis, y_axis))
     return figure
 
 
 def _curve(axes: Any, series: Series, x_axis: Axis) -> None:
     colour = COLOURS.get(series.name, OTHER)
-    dashes = (0, (5, 3)) if series.dashed else "-"
+    dashes = (0, (5, 3)) if series.dashed or series.sampled else "-"
     style: dict[str, Any] = {"color": colour, "linewidth": 2.2, "linestyle": dashes}
     if not marked(series):
         keep = thinned(np.nan_to_num(x_axis.place(series.x)), series.y, MAX_POINTS)
@@ -135,22 +147,47 @@ def _curve(axes: Any, series: Series, x_axis: Axis) -> None:
             error = series.error[keep]
             axes.fill_between(x, y - error, y + error, color=colour, alpha=0.18, lw=0)
         return
-    style |= {"marker": "" if series.dashed and series.line else "o", "markersize": 6}
+    style |= {"marker": MARKERS[series.marker], "markersize": 7 if series.sampled else 6}
+    if not series.line or series.sampled:
+        style |= {"markerfacecolor": LIGHT_PAGE["ground"], "markeredgewidth": 1.6, "zorder": 3}
     if not series.line:
-        ground = LIGHT_PAGE["ground"]
-        style |= {"linestyle": "", "markerfacecolor": ground, "markeredgewidth": 1.6, "zorder": 3}
+        style |= {"linestyle": ""}
     axes.errorbar(series.x, series.y, series.error, capsize=4, elinewidth=1.4, **style)
 
 
 def _label_ends(axes: Any, series: Iterable[Series], y_axis: Axis) -> None:
     """Label curves at their ends, with leaders where labels are moved apart."""
-    heights = [(last_height(s, y_axis), s) for s in series if s.line]
+    heights = [(last_height(s, y_axis), s) for s in series if s.line and not s.is_single]
     ends = [(height, s) for height, s in heights if height is not None]
     places = spread([height for height, _ in ends], 0.065)
     for (height, s), place in zip(ends, places, strict=True):
         style = {"color": COLOURS.get(s.name, OTHER), "linewidth": 1, "clip_on": False}
         axes.plot([1.005, 1.03], [height, place], transform=axes.transAxes, **style)
         axes.text(1.04, place, s.label, transform=axes.transAxes, va="center", fontsize=FONT_SIZE)
+
+
+def _label_points(
+    figure: ChartFigure, axes: Any, series: Iterable[Series], both: tuple[Axis, Axis]
+) -> None:
+    """Label single points where they are."""
+    singles = [s for s in series if s.is_single and np.isfinite(both[1].place(s.y)).all()]
+    if not singles:
+        return
+    texts = [axes.text(0, 0, s.label, va="center", fontsize=FONT_SIZE) for s in singles]
+    figure.draw_without_rendering()  # lays the axes out
+    area = axes.get_window_extent()
+    size = np.array([area.width, area.height])
+    extents = [text.get_window_extent() for text in texts]
+    along = [corners(s, *both) for s in series if not s.is_single]
+    places = beside(
+        np.vstack([corners(s, *both) for s in singles]) * size,
+        [extent.width for extent in extents],
+        1.1 * extents[0].height,
+        (area.width, area.height),
+        np.vstack([np.empty((0, 2)), *along]) * size,
+    )
+    for text, place in zip(texts, places, strict=True):
+        text.set(transform=axes.transAxes, position=tuple(np.array(place) / size))
 
 
 def _maps(chart: HeatMaps) -> ChartFigure:

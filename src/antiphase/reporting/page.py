@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,8 @@ def unbroken(text: str) -> Markup:
     >>> unbroken("a <b> DP-SGD")
     Markup('a &lt;b&gt; <span class="nobr">DP-SGD</span>')
     """
-    text = text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
+    for sign in (" = ", " ± ", " %"):
+        text = text.replace(sign, sign.replace(" ", "\u00a0"))
     words = [
         Markup('<span class="nobr">{}</span>').format(word)
         if "-" in word and len(word) <= 14
@@ -106,10 +108,11 @@ def _grid(grid: Grid) -> dict[str, Any]:
     rows = [
         {
             "cells": [
-                _cell(column, row.get(column.key), value)
+                _cell(column, row, value)
                 for column, value in zip(grid.columns, best, strict=True)
             ],
             "colour": svg.colour_class(str(row["name"])) if row.get("name") else "",
+            "sampled": bool(row.get("sampled")),
         }
         for row in grid.rows
     ]
@@ -125,10 +128,11 @@ def _grid(grid: Grid) -> dict[str, Any]:
     }
 
 
-def _cell(column: Column, value: Cell, best: float | None) -> dict[str, Any]:
+def _cell(column: Column, row: Mapping[str, Cell], best: float | None) -> dict[str, Any]:
+    value = row.get(column.key)
     number = value if isinstance(value, int | float) else None
     return {
-        "text": column.show(value),
+        "text": column.show_with_error(row),
         "number": number is not None,
         "missing": value is None,
         "sort": repr(float(number)) if number is not None and math.isfinite(number) else "",

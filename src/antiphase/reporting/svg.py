@@ -19,7 +19,17 @@ import numpy as np
 from PIL import Image
 
 from antiphase._util.checks import Array, Indices
-from antiphase.reporting.axes import Axis, axes_of, last_height, marked, spread, tick_label, x_ticks
+from antiphase.reporting.axes import (
+    Axis,
+    axes_of,
+    beside,
+    corners,
+    last_height,
+    marked,
+    spread,
+    tick_label,
+    x_ticks,
+)
 from antiphase.reporting.charts import HeatMaps, Lines, Region, Series, describe_matrix
 from antiphase.reporting.palette import COLOURS, NEGATIVE, POSITIVE
 
@@ -89,13 +99,15 @@ def lines(chart: Lines, frame: Frame) -> dict[str, Any]:
     left = 12 + letter * max((len(tick_label(t)) for t in ys), default=1)
     right = 18.0
     if frame.labelled:
-        longest = max((len(s.label) for s in chart.series), default=0)
-        right = min(48 + letter * longest, 0.4 * frame.width)
+        longest = max((len(s.label) for s in chart.series if not s.is_single), default=0)
+        right = max(min(48 + letter * longest, 0.4 * frame.width) * (longest > 0), right)
     top, bottom = frame.font * 0.8, frame.font * 3.4
     width, height = frame.width - left - right, frame.height - top - bottom
     plot = Plot(left, top, width, height, x_axis, y_axis)
     curves = [{"index": i} | _curve(s, plot) for i, s in enumerate(chart.series)]
-    _place_labels(curves, chart, plot, 1.45 * frame.font / height)
+    if frame.labelled:
+        _label_ends(curves, chart, plot, 1.45 * frame.font / height)
+        _label_points(curves, chart, plot, frame.font)
     return {
         "frame": frame,
         "plot": [round(v, 1) for v in (left, top, width, height)],
@@ -106,14 +118,38 @@ def lines(chart: Lines, frame: Frame) -> dict[str, Any]:
     }
 
 
-def _place_labels(curves: list[dict[str, Any]], chart: Lines, plot: Plot, apart: float) -> None:
-    """Place the labels of curves beside their ends, so that they do not overlap."""
-    heights = [last_height(s, plot.y_axis) if s.line else None for s in chart.series]
-    places = iter(spread([height for height in heights if height is not None], apart))
-    for curve, height in zip(curves, heights, strict=True):
-        shown = height is not None
-        curve["label_y"] = round(float(plot.at_height(next(places))), 1) if shown else None
-        curve["end_y"] = round(float(plot.at_height(height)), 1) if shown else None
+def _label_ends(curves: list[dict[str, Any]], chart: Lines, plot: Plot, apart: float) -> None:
+    """Label curves beside their ends, with leaders, so that labels do not overlap."""
+    heights = {
+        i: height
+        for i, s in enumerate(chart.series)
+        if s.line and not s.is_single and (height := last_height(s, plot.y_axis)) is not None
+    }
+    right = plot.left + plot.width
+    for (i, height), place in zip(
+        heights.items(), spread(list(heights.values()), apart), strict=True
+    ):
+        end, y = (round(float(plot.at_height(share)), 1) for share in (height, place))
+        leader = f"M{right + 5:.1f} {end}L{right + 22:.1f} {y}"
+        curves[i]["text"] = {"x": round(right + 28, 1), "y": y, "leader": leader}
+
+
+def _label_points(curves: list[dict[str, Any]], chart: Lines, plot: Plot, font: float) -> None:
+    """Label single points where they are."""
+    singles = {i: s for i, s in enumerate(chart.series) if s.is_single and curves[i]["points"]}
+    if not singles:
+        return
+    corner, size = np.array([plot.left, plot.top]), (plot.width, plot.height)
+    points = np.array([curves[i]["points"][0] for i in singles]) - corner
+    widths = [0.56 * font * len(s.label) for s in singles.values()]
+    avoid = [corners(s, plot.x_axis, plot.y_axis) for s in chart.series if not s.is_single]
+    along = np.vstack([np.empty((0, 2)), *avoid])
+    along = np.column_stack([along[:, 0], 1 - along[:, 1]]) * size
+    places = beside(points, widths, 1.2 * font, size, along)
+    for i, (x, y) in zip(singles, places, strict=True):
+        curves[i]["text"] = {
+            "x": round(plot.left + x, 1), "y": round(plot.top + y, 1), "leader": ""
+        }
 
 
 def hover(chart: Lines) -> dict[str, Any]:
@@ -130,6 +166,7 @@ def hover(chart: Lines) -> dict[str, Any]:
             {
                 "label": s.label,
                 "colour": colour_class(s.name),
+                "marker": s.marker,
                 "y": _jsonable(_values_at(positions, s.x, s.y)),
                 "error": None
                 if s.error is None
@@ -193,11 +230,14 @@ def _curve(s: Series, plot: Plot) -> dict[str, Any]:
     curve: dict[str, Any] = {
         "label": s.label,
         "colour": colour_class(s.name),
-        "dashed": s.dashed,
+        "dashed": s.dashed or s.sampled,
+        "marker": s.marker if marked(s) else "",
+        "single": s.is_single,
+        "text": None,
         "path": _path(x, y) if s.line else "",
         "band": "",
         "bars": [],
-        "points": _finite_rows(x, y) if marked(s) and not (s.dashed and s.line) else [],
+        "points": _finite_rows(x, y) if marked(s) and s.marker else [],
     }
     if s.error is not None:
         error = s.error[keep]

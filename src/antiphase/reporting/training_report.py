@@ -29,9 +29,13 @@ def standard_error(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def label(outcome: Outcome) -> str:
-    """Label of the mechanism that a model was trained with."""
-    name = outcome.recipe.mechanism
-    return "no privacy" if name == "none" else LABELS.get(name, name)
+    """Label of the mechanism that a model was trained with; of DP-SGD also its batches."""
+    recipe = outcome.recipe
+    if not recipe.is_private:
+        return "no privacy"
+    batches = ", Poisson batches" if recipe.is_sampled else ", fixed order"
+    name = recipe.mechanism
+    return LABELS.get(name, name) + batches * (name == "dp-sgd")
 
 
 def curves(outcomes: Sequence[Outcome]) -> charts.Lines:
@@ -42,6 +46,7 @@ def curves(outcomes: Sequence[Outcome]) -> charts.Lines:
             {
                 "name": charts.NON_PRIVATE if name == "none" else name,
                 "label": label(outcome),
+                "sampled": outcome.recipe.is_sampled,
                 "steps": [point[0] for point in outcome.curve],
                 "accuracies": [point[1] for point in outcome.curve],
             }
