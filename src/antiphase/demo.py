@@ -1,4 +1,4 @@
-"""``antiphase demo``: mechanisms on handwritten digits, at two privacy budgets."""
+"""``antiphase demo``: four mechanisms on handwritten digits, at two privacy budgets."""
 
 from __future__ import annotations
 

@@ -254,6 +254,24 @@ def test_touch_on_a_phone(opened):
     assert first["x"] == pytest.approx(scroll.bounding_box()["x"], abs=1)  # sticks
 
 
+@pytest.mark.issue(23)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_wide_table_says_that_it_scrolls(opened, shown, scheme):
+    """On a phone, until its end is reached; not where all columns are visible."""
+    p = opened(width=400, has_touch=True, color_scheme=scheme)
+    more, scroll = p.locator(".more").first, p.locator(".scroll").first
+    assert more.is_visible()
+    assert "More columns" in more.inner_text()
+    shade = scroll.evaluate("e => getComputedStyle(e).backgroundImage")
+    assert shade.count("linear-gradient") == 2
+    scroll.evaluate("e => { e.scrollLeft = e.scrollWidth; }")
+    p.wait_for_timeout(300)
+    assert more.evaluate("e => getComputedStyle(e).visibility") == "hidden"
+    wide = opened(width=1280, color_scheme=scheme)
+    shown("a table at 400 and at 1280 pixels", "a line and a shade; nothing", "a scroll cue")
+    assert wide.locator(".more").first.is_hidden()
+
+
 def test_commands_are_copied_and_the_statement_saved(opened, browser):  # noqa: F811
     p = opened()
     p.locator(".copy").click()

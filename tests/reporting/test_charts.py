@@ -83,6 +83,18 @@ def test_runs_are_averaged_with_their_standard_error():
     assert curve.error is None
 
 
+@pytest.mark.issue(23)
+def test_the_sampler_is_a_marker_and_the_mechanism_a_colour():
+    """DP-SGD has one colour: diamonds on random batches, circles in a fixed order."""
+    run = {"name": "dp-sgd", "epsilon": 1, "accuracy": 0.5, "steps": [1], "accuracies": [0.5]}
+    runs = [run | {"label": "Poisson", "sampled": True}, run | {"label": "fixed"}]
+    for chart in (charts.accuracy_against_epsilon(runs), charts.training_curves(runs)):
+        poisson, fixed = chart.series
+        assert poisson.name == fixed.name == "dp-sgd"
+        assert (poisson.sampled, poisson.marker) == (True, "diamond")
+        assert (fixed.sampled, fixed.marker) == (False, "circle")
+
+
 def test_seconds_have_a_line_in_proportion():
     measured, straight = charts.seconds_against_steps(sample.made_up_times()).series
     assert straight.dashed

@@ -4,6 +4,7 @@ import io
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,3 +98,28 @@ def test_gaps_and_empty_charts_are_drawn(tmp_path):
     for series in ([gap, nothing], [nothing], []):
         for path in figures.draw(tmp_path / "a", charts.Lines("t", "x", "y", series, log_y=True)):
             assert path.stat().st_size > 1000
+
+
+@pytest.mark.issue(23)
+def test_labels_of_single_points_are_beside_them_and_apart():
+    """Of the frontier of nine mechanisms, in the figure and its markers."""
+    spots = [(1, 14), (1, 6.4), (1, 4.1), (10, 4.5), (257, 3.9), (28, 3.5), (5, 3.4), (257, 3.1)]
+    points = {f"mechanism {i}": ("dp-sgd", x, y) for i, (x, y) in enumerate(spots)}
+    chart = charts.frontier(points, ["mechanism 2", "mechanism 6", "mechanism 7"], "t", "x")
+    drawing = figures.figure(
+        replace(chart, series=[replace(s, sampled=True) for s in chart.series])
+    )
+    drawing.draw_without_rendering()
+    (axes,) = drawing.axes
+    boxes = [t.get_window_extent() for t in axes.texts if t.get_text().startswith("mechanism")]
+    assert len(boxes) == len(points)
+    area = axes.get_window_extent()
+    for (x, y), box in zip(spots, boxes, strict=True):
+        place = axes.transData.transform((x, y))
+        assert abs(place[1] - (box.y0 + box.y1) / 2) < 4.5 * box.height
+        assert min(abs(place[0] - box.x0), abs(place[0] - box.x1)) < 2 * box.height
+        assert area.x0 <= box.x0
+        assert box.x1 <= area.x1
+    for i, one in enumerate(boxes):
+        assert not any(one.overlaps(other) for other in boxes[:i])
+    assert {line.get_marker() for line in axes.lines if len(line.get_xdata()) == 1} == {"D"}

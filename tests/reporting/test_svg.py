@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from antiphase.reporting import svg
-from antiphase.reporting.charts import Lines, Series
+from antiphase.reporting.charts import Lines, Series, frontier
 from tests.reporting import sample
 
 
@@ -76,6 +76,26 @@ def test_large_matrices_become_blocks_that_keep_thin_diagonals():
     assert len(found["cells"]) == 125
 
 
+@pytest.mark.issue(23)
+def test_single_points_are_labelled_where_they_are_and_curves_at_their_ends():
+    points = {"DP-SGD": ("dp-sgd", 1.0, 9.0), "tree": ("tree", 4.0, 3.0), "DP-MF": ("a", 64.0, 2.0)}
+    chart = frontier(points, list(points), "t", "x")
+    view = svg.lines(chart, svg.FRAMES[0])
+    left, _, width, _ = view["plot"]
+    *singles, line = view["curves"]
+    for curve in singles:
+        (x, y), text = curve["points"][0], curve["text"]
+        end = text["x"] + 0.56 * view["frame"].font * len(curve["label"])
+        assert min(abs(text["x"] - x), abs(end - x)) < 30
+        assert abs(text["y"] - y) < 40
+        assert left <= text["x"]
+        assert end <= left + width
+        assert text["leader"] == ""
+    assert line["text"]["x"] > left + width
+    narrow = svg.lines(chart, svg.FRAMES[1])  # which has a legend instead
+    assert all(curve["text"] is None for curve in narrow["curves"])
+
+
 def test_points_and_bands_belong_to_a_line_and_have_no_label_of_their_own():
     """A region is as wide as its part of the axis, and no wider than the drawing."""
     view = svg.lines(sample.made_up_rates(), svg.FRAMES[0])
@@ -84,10 +104,10 @@ def test_points_and_bands_belong_to_a_line_and_have_no_label_of_their_own():
     assert not line["points"]
     assert points["path"] == ""
     assert len(points["points"]) == len(points["bars"]) == 4
-    assert other["label_y"] is not None
+    assert other["text"]["leader"]
     assert band["band"]
     assert band["path"] == ""
-    assert points["label_y"] is band["label_y"] is None
+    assert points["text"] is band["text"] is None
     (region,) = view["regions"]
     left, _, width, _ = view["plot"]
     assert left < region["x"] < region["x"] + region["width"] <= left + width + 0.1

@@ -10,7 +10,13 @@ from antiphase.reporting import page, training_report
 
 def outcome(accuracy, seed=0):
     recipe = SimpleNamespace(
-        mechanism="none", model="logistic", epochs=1, batch_size=8, is_private=False, delta=None
+        mechanism="none",
+        model="logistic",
+        epochs=1,
+        batch_size=8,
+        is_private=False,
+        is_sampled=False,
+        delta=None,
     )
     return SimpleNamespace(
         recipe=recipe,
@@ -39,3 +45,21 @@ def test_the_page_states_the_mean_and_that_nothing_is_private():
     (curve,) = made.charts[0].series
     assert curve.y.tolist() == [30, 60]
     assert "no privacy on digits" in page.render(made)
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize(
+    ("mechanism", "sampled", "expected"),
+    [
+        ("dp-sgd", True, "DP-SGD, Poisson batches"),
+        ("dp-sgd", False, "DP-SGD, fixed order"),
+        ("dp-mf", False, "DP-MF"),
+    ],
+)
+def test_dp_sgd_is_labelled_by_its_batches(mechanism, sampled, expected):
+    """The curve on random batches has diamonds."""
+    trained = outcome(0.5)
+    vars(trained.recipe).update(mechanism=mechanism, is_private=True, is_sampled=sampled)
+    (curve,) = training_report.curves([trained]).series
+    assert (curve.label, curve.sampled) == (expected, sampled)
+    assert curve.marker == ("diamond" if sampled else "circle")

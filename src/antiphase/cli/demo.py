@@ -1,4 +1,4 @@
-"""``antiphase demo``: mechanisms on handwritten digits."""
+"""``antiphase demo``: four mechanisms on handwritten digits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def demo(
     trials: Annotated[int, Option(help="Seeds for each point.", min=1)] = 10,
     display: options.Display,
 ) -> None:
-    """Train on digits at ε = 1 and 8 with five mechanisms and write a page; takes two minutes.
+    """Train on digits at ε = 1 and 8 with four mechanisms and write a page; takes two minutes.
 
     Example: antiphase demo --trials 1 --output demo
     """

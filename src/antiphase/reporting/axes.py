@@ -210,34 +210,30 @@ def beside(
         avoid: further positions that labels should not cover.
 
     Example:
-        >>> beside(np.array([[10.0, 50.0], [90.0, 50.0]]), [40.0, 40.0], 10.0, (100.0, 99.0), [])
-        [(18.0, 50.0), (42.0, 50.0)]
+        >>> points = np.array([[10.0, 50.0], [90.0, 50.0]])
+        >>> beside(points, [20.0, 20.0], 10.0, (100.0, 99.0), np.empty((0, 2)))
+        [(18.0, 50.0), (62.0, 50.0)]
     """
-    gap, places = 0.8 * height, []
-    marks = np.asarray(points, dtype=np.float64).reshape(-1, 2)
-    curves = np.asarray(avoid, dtype=np.float64).reshape(-1, 2)
-    boxes = [(x - gap / 2, y - gap / 2, x + gap / 2, y + gap / 2) for x, y in marks]
-    for (x, y), width in zip(marks, widths, strict=True):
+    gap = 0.8 * height
+    labels: list[tuple[float, ...]] = []
+    marks = [(x - gap / 2, y - gap / 2, x + gap / 2, y + gap / 2) for x, y in points]
+    for (x, y), width in zip(points, widths, strict=True):
         choices = []
-        for rank, rise in enumerate((0.0, 0.9, -0.9, 1.8, -1.8, 2.7, -2.7, 3.6, -3.6)):
-            shifts = (gap, -gap - width) if abs(rise) < 1 else (gap, -gap - width, -width / 2)
+        for rank, halves in enumerate(sorted(range(-10, 11), key=abs)):  # of a line up or down
+            shifts = (gap, -gap - width) if abs(halves) < 3 else (gap, -gap - width, -width / 2)
             for shift in shifts:
-                box = (x + shift, y + rise * height - height / 2)
-                box += (box[0] + width, box[1] + height)
-                outside = box[0] < 0 or box[2] > size[0] or box[1] < 0 or box[3] > size[1]
-                hidden = sum(_overlap(box, other) for other in boxes)
-                crossed = bool(
-                    ((curves > box[:2]) & (curves < box[2:])).all(axis=1).any()
-                )
-                choices.append((1000 * outside + 100 * hidden + 5 * crossed + rank, box))
-        _, box = min(choices)
-        boxes.append(box)
-        places.append((float(box[0]), float(box[1] + height / 2)))
-    return places
+                left, middle = x + shift, y + 0.5 * halves * height
+                box = (left, middle - height / 2, left + width, middle + height / 2)
+                outside = min(left, box[1]) < 0 or box[2] > size[0] or box[3] > size[1]
+                inside = (avoid > box[:2]) & (avoid < box[2:])
+                cost = 1000 * outside + 5 * bool(inside.all(axis=1).any()) + rank
+                cost += 100 * sum(_overlap(box, other) for other in labels)
+                cost += 20 * sum(_overlap(box, other) for other in marks)
+                choices.append((cost, box))
+        labels.append(min(choices)[1])
+    return [(float(left), float(low + height / 2)) for left, low, _, _ in labels]
 
 
 def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     """Whether two boxes (left, top, right, bottom) overlap."""
-    return (
-        one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-    )
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -59,7 +59,6 @@ class Column:
         size = math.floor(math.log10(abs(value))) if value else 0
         return typeset(f"{value:,.{max(self.digits - 1 - size, 0)}f}")
 
-
     def show_with_error(self, row: Mapping[str, Cell]) -> str:
         """Return the value of a row as it is printed, with its standard error if it has one.
 

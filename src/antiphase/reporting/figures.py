@@ -1,8 +1,8 @@
 """Figures: charts drawn by Matplotlib, as SVG and PNG.
 
-Curves are labelled at their ends and points beside them, rather than in a legend. No text is smaller than 13 points, so
-that a figure can be read when printed at half its size. pyplot is not used: it would choose a
-backend for the whole process.
+Curves are labelled at their ends and single points beside them, rather than in a legend. No text is
+smaller than 13 points, so that a figure can be read when printed at half its size. pyplot is not
+used: it would choose a backend for the whole process.
 """
 
 from __future__ import annotations

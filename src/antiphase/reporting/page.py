@@ -108,8 +108,7 @@ def _grid(grid: Grid) -> dict[str, Any]:
     rows = [
         {
             "cells": [
-                _cell(column, row, value)
-                for column, value in zip(grid.columns, best, strict=True)
+                _cell(column, row, value) for column, value in zip(grid.columns, best, strict=True)
             ],
             "colour": svg.colour_class(str(row["name"])) if row.get("name") else "",
             "sampled": bool(row.get("sampled")),

@@ -148,7 +148,9 @@ def _label_points(curves: list[dict[str, Any]], chart: Lines, plot: Plot, font: 
     places = beside(points, widths, 1.2 * font, size, along)
     for i, (x, y) in zip(singles, places, strict=True):
         curves[i]["text"] = {
-            "x": round(plot.left + x, 1), "y": round(plot.top + y, 1), "leader": ""
+            "x": round(plot.left + x, 1),
+            "y": round(plot.top + y, 1),
+            "leader": "",
         }
 
 
