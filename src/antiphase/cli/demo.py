@@ -40,9 +40,10 @@ def demo(
         table = output.number_table("mechanism", *headings, title=study.TITLE, rows=rows)
         output.print_table(table)
         spread = f"mean ± standard error of {trials} seeds" if trials > 1 else "one seed"
-        for epsilon in study.EPSILONS:
-            output.print_paragraph(result.headline(epsilon))
         output.print_note(f"Accuracy on test data in percent, {spread}.")
+        for epsilon in study.EPSILONS:
+            output.print_text()
+            output.print_paragraph(result.headline(epsilon))
         print(f"\n{result.statement or ''}\n")
         output.print_files(paths)
     if result.stopped:
