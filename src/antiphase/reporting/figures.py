@@ -19,18 +19,9 @@ import numpy as np
 from matplotlib.colors import FuncNorm, LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from antiphase.reporting.axes import (
-    Axis,
-    axes_of,
-    beside,
-    corners,
-    last_height,
-    marked,
-    spread,
-    tick_label,
-    x_ticks,
-)
+from antiphase.reporting.axes import Axis, axes_of, marked, tick_label, x_ticks
 from antiphase.reporting.charts import Chart, HeatMaps, Lines, Series
+from antiphase.reporting.labels import beside, last_height, points_along, spread
 from antiphase.reporting.palette import COLOURS, LIGHT_PAGE, NEGATIVE, OTHER, POSITIVE
 from antiphase.reporting.svg import thinned
 
@@ -178,9 +169,9 @@ def _label_points(
     area = axes.get_window_extent()
     size = np.array([area.width, area.height])
     extents = [text.get_window_extent() for text in texts]
-    along = [corners(s, *both) for s in series if not s.is_single]
+    along = [points_along(s, *both) for s in series if not s.is_single]
     places = beside(
-        np.vstack([corners(s, *both) for s in singles]) * size,
+        np.vstack([points_along(s, *both) for s in singles]) * size,
         [extent.width for extent in extents],
         1.1 * extents[0].height,
         (area.width, area.height),

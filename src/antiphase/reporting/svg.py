@@ -19,18 +19,9 @@ import numpy as np
 from PIL import Image
 
 from antiphase._util.checks import Array, Indices
-from antiphase.reporting.axes import (
-    Axis,
-    axes_of,
-    beside,
-    corners,
-    last_height,
-    marked,
-    spread,
-    tick_label,
-    x_ticks,
-)
+from antiphase.reporting.axes import Axis, axes_of, marked, tick_label, x_ticks
 from antiphase.reporting.charts import HeatMaps, Lines, Region, Series, describe_matrix
+from antiphase.reporting.labels import beside, last_height, points_along, spread
 from antiphase.reporting.palette import COLOURS, NEGATIVE, POSITIVE
 
 MAX_POINTS = 600  # of a curve, drawn or shown on hovering
@@ -142,7 +133,7 @@ def _label_points(curves: list[dict[str, Any]], chart: Lines, plot: Plot, font: 
     corner, size = np.array([plot.left, plot.top]), (plot.width, plot.height)
     points = np.array([curves[i]["points"][0] for i in singles]) - corner
     widths = [0.56 * font * len(s.label) for s in singles.values()]
-    avoid = [corners(s, plot.x_axis, plot.y_axis) for s in chart.series if not s.is_single]
+    avoid = [points_along(s, plot.x_axis, plot.y_axis) for s in chart.series if not s.is_single]
     along = np.vstack([np.empty((0, 2)), *avoid])
     along = np.column_stack([along[:, 0], 1 - along[:, 1]]) * size
     places = beside(points, widths, 1.2 * font, size, along)
