@@ -19,7 +19,7 @@ def last_height(series: Series, axis: Axis) -> float | None:
 
 
 def points_along(series: Series, x_axis: Axis, y_axis: Axis) -> Array:
-    """Positions (0 … 1) along a curve, close together; those of its points if it has no line."""
+    """Positions (0 … 1) close together along a curve; the point itself if there is only one."""
     x, y = x_axis.place(series.x), y_axis.place(series.y)
     if len(x) < 2:
         return np.column_stack([x, y])
