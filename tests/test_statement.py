@@ -110,6 +110,16 @@ def test_the_text_names_every_assumption():
     assert "upper bound" in str(ap.calibrate(apart, epsilon=2.0, delta=1e-5).statement())
 
 
+@pytest.mark.issue(23)
+def test_the_short_text_is_the_guarantee_and_a_warning():
+    """Noise that can be guessed is always named."""
+    statement = in_epochs().statement()
+    assert statement.paragraphs(short=True) == statement.paragraphs()[:1]
+    assert "(zero-out)" in statement.paragraphs(short=True)[0]
+    (_, warning) = in_epochs().statement(insecure=True).paragraphs(short=True)
+    assert "INSECURE" in warning
+
+
 def dp_sgd(**options):
     return ap.calibrate(ap.design("dp-sgd", steps=8), noise_multiplier=1.0, delta=1e-5, **options)
 

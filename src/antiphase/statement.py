@@ -127,14 +127,22 @@ class PrivacyStatement(Displayed):
     def __str__(self) -> str:
         return "\n".join(textwrap.fill(paragraph, LINE_WIDTH) for paragraph in self.paragraphs())
 
-    def paragraphs(self) -> list[str]:
-        """The words of the statement."""
+    def paragraphs(self, *, short: bool = False) -> list[str]:
+        """The words of the statement.
+
+        Args:
+            short: whether to leave out what the guarantee assumes and does not cover.
+        """
+        # PRIVACY: the shortest form too says that the noise can be guessed.   [G10]
+        noise = [f"Noise: {self.noise_source}."] if self.insecure or not short else []
+        if short:
+            return [self._guarantee(), *noise]
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return [
             self._guarantee(),
             self._assumptions(),
             *([] if self.covered_tensors is None else [self._coverage()]),
-            f"Noise: {self.noise_source}.",
+            *noise,
             " ".join(self.caveats),
             "Not private: " + "; ".join(self.not_private) + ".",
             f"Mechanism {self.digest[:16]}…, {versions}.",

@@ -149,7 +149,7 @@ def training_folder(folder):
     )
 
     def stop(report):
-        if report.done == 4:
+        if report.task == "training" and report.done == 4:
             raise EOFError
 
     with suppress(EOFError):

@@ -199,10 +199,10 @@ def test_every_error_has_a_traceback_on_request(run, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("desing dp-mf", "antiphase has no command desing; did you mean design?"),
-        ("design dpsgd --steps 8", "NAME = dpsgd: is not known; did you mean dp-sgd?"),
-        ("design dp-mf --stpes 8", "antiphase design has no option --stpes; did you mean --steps?"),
-        ("design dp-mf -steps 8", "antiphase design has no option -steps; did you mean --steps?"),
+        ("desing dp-mf", "antiphase has no command desing; did you mean 'design'?"),
+        ("design dpsgd --steps 8", f"NAME = dpsgd: must be one of {', '.join(ap.designs())}; did you mean 'dp-sgd'?"),
+        ("design dp-mf --stpes 8", "antiphase design has no option --stpes; did you mean '--steps'?"),
+        ("design dp-mf -steps 8", "antiphase design has no option -steps; did you mean '--steps'?"),
         ("compare --steps 8 --noise 1", "antiphase compare has no option --noise."),
         ("design dp-mf --steps", "--steps needs a value."),
         ("design dp-mf --steps 8 --nesterov=1", "--nesterov does not take a value."),

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -83,8 +84,8 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, run):
     code, out, err = interrupted(part, lambda: state.exists() and _steps_done(tmp_path / "run") > 0)
     assert code == 130, (out, err)
     assert out == ""
-    assert "0 of 1 trial done. Resume with: antiphase train" in err
-    assert "--resume" in err
+    assert "0 of 1 trial done. Resume with:\nantiphase train --data digits" in err
+    assert err.endswith("--resume\n")
     assert not (tmp_path / "part.safetensors").exists()
     assert not (tmp_path / "run" / "model.safetensors").exists()
     rest = run(command, "--checkpoint run --resume -o part.safetensors --json")
@@ -102,6 +103,27 @@ def _steps_done(folder):
         return len(json.loads((folder / "curve.json").read_text())["curve"])
     except (OSError, ValueError):
         return 0
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("--checkpoint run", "There is nothing to resume: no training had begun"),
+        ("", "--checkpoint FOLDER would keep a run to resume"),
+    ],
+)
+def test_resume_is_offered_only_if_there_is_something_to_resume(run, monkeypatch, words, remedy):
+    """Interrupted during the design: no folder was made."""
+
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("antiphase.torch.training_run.design", interrupt)
+    done = run("train --data digits --mechanism dp-mf --epsilon 8 --delta 1e-4", words)
+    assert done.code == 130
+    assert done.err == f"interrupted: by Ctrl-C; 0 of 1 trial done. {remedy}\n"
+    assert not Path("run").exists()
 
 
 def test_finished_trials_are_printed(tmp_path):

@@ -1,71 +1,11 @@
-"""Groups of options become options of the command, and the command gets the group."""
-
-import inspect
-from dataclasses import dataclass
-from typing import Annotated, get_args
+"""Options that several commands share."""
 
 import pytest
-import typer
-from typer import Option
 
 from antiphase.cli import options
-
-
-@dataclass(frozen=True)
-class Group:
-    first: Annotated[int, Option(min=1)]
-    second: str = "b"
-
-
-def command(name: str, *, group: Group, quiet: bool = False) -> None:
-    """Summary in
-    two lines.
-
-    Example: antiphase command
-               --first 1
-    """  # noqa: D205
-    command.called = (name, group, quiet)
-
-
-def test_the_fields_of_a_group_become_parameters():
-    expanded = options.expand_groups(command)
-    parameters = inspect.signature(expanded).parameters
-    assert list(parameters) == ["name", "first", "second", "quiet"]
-    kinds = [(get_args(p.annotation) or [p.annotation])[0] for p in parameters.values()]
-    assert kinds == [str, int, str, bool]
-    assert parameters["first"].default is inspect.Parameter.empty
-    assert parameters["second"].default == "b"
-    expanded(name="n", first=1, second="c", quiet=True)
-    assert command.called == ("n", Group(1, "c"), True)
-    assert expanded.__name__ == "command"
-
-
-def test_help_joins_paragraphs_and_continues_the_example():
-    text = options.help_text(command)
-    assert (
-        text == "Summary in two lines.\n\n\b\nExample: antiphase command \\\n           --first 1"
-    )
 
 
 def test_options_with_an_underscore_or_a_hyphen():
     assert options.parse_options(["final-weight=2"]) == {"final_weight": 2}
     with pytest.raises(Exception, match="must be name=value"):
         options.parse_options(["=2"])
-
-
-def test_a_number_is_parsed_with_its_bound():
-    parameter = inspect.signature(options.expand_groups(command)).parameters["first"]
-    parse = get_args(parameter.annotation)[1].parser
-    assert parse("1") == parse(1) == 1  # Typer parses defaults too
-    for text in ("0", "x", "1.5", "nan"):
-        with pytest.raises(typer.BadParameter, match=f"= {text}: must be a whole number of at lea"):
-            parse(text)
-
-
-def test_a_word_of_a_list_is_completed_and_checked():
-    arguments = options.one_of("poisson", "cyclic-poisson")
-    assert arguments["autocompletion"]("p") == ["poisson"]
-    assert arguments["parser"]("poisson") == "poisson"
-    for word, rule in (("possion", "did you mean poisson"), ("x", "one of poisson, cyclic-")):
-        with pytest.raises(typer.BadParameter, match=rule):
-            arguments["parser"](word)

@@ -1,14 +1,16 @@
 """Results go to standard output, all else to standard error; exit codes are 0, 1 and 2."""
 
 import math
+import os
+import re
 import shlex
 import subprocess
-import sys
 
 import pytest
+from rich.console import Console
 
-from antiphase.cli import output
-from tests.cli.conftest import process, strict_json
+from antiphase.cli import app, output
+from tests.cli.conftest import ANTIPHASE, process, strict_json
 
 COMMANDS = {
     "design": "design dp-mf --steps 8 --epsilon 8 --delta 1e-5",
@@ -72,14 +74,64 @@ def test_help_explains_the_exit_codes(run, command, expected):
 
 
 @pytest.mark.slow
-def test_a_closed_pipe_gives_no_traceback(tmp_path):
+@pytest.mark.issue(23)
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("data digits --json", 0), ("design nope --steps 8", 2), ("verify plan.antiphase --json", 0)],
+)
+def test_a_reader_that_leaves_changes_no_exit_code(plan, tmp_path, command, code):
+    """Neither with ``| head``, nor with a pipe whose reader is gone already; nothing is said."""
+    read, write = os.pipe()
+    os.close(read)
     done = subprocess.run(
-        f"{shlex.quote(sys.executable)} -m antiphase.cli data digits --json | head -c 1",
-        shell=True,
+        [*ANTIPHASE, *command.split()],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    os.close(write)
+    assert done.returncode == code, done.stderr
+    assert len(done.stderr.splitlines()) == (code != 0)
+    words = " ".join(map(shlex.quote, ANTIPHASE))
+    piped = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{words} {command} 2>&1 | head -c 1"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
         check=False,
     )
-    assert done.stdout == "{"
-    assert "Traceback" not in done.stderr
+    assert piped.returncode == code
+    assert len(piped.stdout) == 1
+    assert piped.stderr == ""
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize("command", ["", *(c.callback.__name__ for c in app.registered_commands)])
+def test_help_breaks_no_words_in_60_columns(run, monkeypatch, command):
+    """Names, options and mechanisms with hyphens too; short help is not cut off."""
+    wide = help_in(200, run, monkeypatch, command)
+    narrow = help_in(60, run, monkeypatch, command)
+    assert max(map(len, narrow.splitlines())) <= 60
+    words = narrow.replace("\\\n", "").split()
+    assert set(words) <= set(wide.replace("\\\n", "").split())
+    assert "..." not in " ".join(words).replace("[ARGS]...", "")
+
+
+def help_in(columns, run, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((columns, 24)))
+    return run(command, "--help").out
+
+
+@pytest.mark.issue(23)
+def test_messages_break_between_words_in_a_terminal(monkeypatch, capsys):
+    console = Console(stderr=True, force_terminal=True, no_color=True, width=60, soft_wrap=True)
+    monkeypatch.setattr(output, "err", console)
+    message = "the --noise-multiplier of " + "dp-mf+ " * 12
+    output.print_error("error", message)
+    lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().err).splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 60
+    assert " ".join(lines).split()[1:] == message.split()

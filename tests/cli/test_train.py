@@ -1,8 +1,11 @@
 """``antiphase train``: results of several trials, and what they cost together."""
 
+import dataclasses
+
 import pytest
 
 import antiphase as ap
+from antiphase import data
 from antiphase.cli import train
 from antiphase.sampling import Poisson
 from antiphase.statement import rounded_up
@@ -18,6 +21,55 @@ def test_json_has_all_trials(run):
     assert found["trials"][0]["epsilon"] <= 8
     assert 0 < found["accuracy"] < 1
     assert found["stopped"] is False
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Digits with 400 examples: ten batches of 40."""
+    whole = data.load("digits")
+    part = data.Split(whole.train.inputs[:400], whole.train.targets[:400])
+    few = dataclasses.replace(whole, train=part)
+    monkeypatch.setattr(data, "load", lambda *args, **options: few)
+
+
+TRAIN = "train --data digits --batch-size 40 --epochs 2"
+
+
+@pytest.mark.issue(23)
+def test_a_mechanism_that_design_wrote_is_trained_with(run, short):
+    run("design dp-mf --steps 20 --epochs 2 --epsilon 8 --delta 1e-5 -o plan.antiphase")
+    found = strict_json(run(TRAIN, "--mechanism plan.antiphase --json").out)["trials"][0]
+    assert found["statement"]["digest"] == ap.load("plan.antiphase").digest
+    assert (found["epsilon"], found["steps"]) == (ap.load("plan.antiphase").epsilon(), 20)
+    run("design dp-mf --steps 20 --epochs 2 -o design.antiphase")
+    words = "--mechanism design.antiphase --epsilon 8 --delta 1e-5 --json"
+    again = strict_json(run(TRAIN, words).out)["trials"][0]
+    assert again["statement"]["noise_multiplier"] == found["statement"]["noise_multiplier"]
+    run("design dp-mf --steps 20 --epochs 2 --noise-multiplier 1 -o no-delta.antiphase")
+    assert run(TRAIN, "--mechanism no-delta.antiphase --delta 1e-5").code == 0
+
+
+@pytest.mark.issue(23)
+def test_the_statement_is_short_unless_asked_for(run, short):
+    """The short one has ε, δ and the adjacency, and says if it protects nobody."""
+    words = f"{TRAIN} --mechanism dp-mf --epsilon 8 --delta 1e-5"
+    text = " ".join(run(words).out.split())
+    assert "(8, 1e-05)-differentially private" in text
+    assert "(zero-out)" in text
+    assert "This assumes" not in text
+    assert "INSECURE" in run(words, "--insecure-noise 1").out
+    whole = " ".join(run(words, "--statement").out.split())
+    for claim in ("This assumes", "Not private: losses", "AES-128"):
+        assert claim in whole
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize(
+    ("words", "sampler"), [("--mechanism dp-sgd", "poisson"), ("--mechanism dp-mf", "fixed-order")]
+)
+def test_json_records_the_sampler_that_ran(run, short, words, sampler):
+    found = strict_json(run(TRAIN, words, "--epsilon 8 --delta 1e-5 --json").out)
+    assert found["trials"][0]["sampler"] == sampler
 
 
 @pytest.mark.slow

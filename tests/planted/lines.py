@@ -195,6 +195,8 @@ LINES = [
          "tests/test_statement.py::test_guarantees_are_never_rounded_down"),
     Line("mechanism.py", "INSECURE_NOISE if insecure else SECURE_NOISE", "SECURE_NOISE",
          "tests/test_statement.py::test_the_text_names_every_assumption"),
+    Line("statement.py", "if self.insecure or not short", "if not short",
+         "tests/test_statement.py::test_the_short_text_is_the_guarantee_and_a_warning"),
     Line("verification.py", "worst <= f.sensitivity * (1 + 1e-9)",
          "worst <= f.sensitivity * (1 + 1e-6)",
          "tests/test_verification.py::test_a_figure_that_is_too_small_is_detected"),

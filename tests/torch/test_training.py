@@ -4,14 +4,16 @@ import dataclasses
 import json
 import os
 import signal
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import antiphase as ap
 from antiphase import data
-from antiphase.errors import FileFormatError, StateError
+from antiphase.errors import AntiphaseWarning, FileFormatError, StateError
 from antiphase.torch import training_run
 from antiphase.torch.recipe import Recipe
 from antiphase.torch.training import train
@@ -45,7 +47,7 @@ class StopError(Exception):
 
 def stopping(at, error=StopError):
     def progress(report):
-        if report.done == at:
+        if report.task == "training" and report.done == at:
             raise error
 
     return progress
@@ -94,6 +96,12 @@ def test_the_outcome_has_statement_curve_and_accuracy():
     assert made.steps == 20
     assert [step for step, _, _ in made.curve] == [5, 10, 15, 20]
     assert made.curve[-1][1:] == (made.accuracy, made.loss)
+    designing = [report for report in seen if report.task == "designing"]
+    assert designing
+    assert designing[-1].gap < 1e-6
+    assert seen[: len(designing)] == designing
+    seen = seen[len(designing) :]
+    assert {report.task for report in seen} == {"training"}
     assert [(report.done, report.total) for report in seen] == [(t, 20) for t in range(1, 21)]
     assert seen[3].metrics == {}
     assert seen[-1].metrics == {"accuracy": made.accuracy, "loss": made.loss}
@@ -304,7 +312,7 @@ def test_damaged_run_files_are_refused_and_nothing_is_lost(tmp_path):
 @pytest.mark.parametrize("raised", [True, False], ids=["raised", "signal"])
 def test_ctrl_c_saves_the_run(tmp_path, raised):
     def press(report):
-        if report.done == 5 and not raised:
+        if report.task == "training" and report.done == 5 and not raised:
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
@@ -314,10 +322,9 @@ def test_ctrl_c_saves_the_run(tmp_path, raised):
             RECIPE, DIGITS, progress=stopping(5, KeyboardInterrupt) if raised else press, **options
         )
     assert signal.getsignal(signal.SIGINT) is before
-    steps = []
-    again = train(
-        RECIPE, DIGITS, resume=True, progress=lambda report: steps.append(report.done), **options
-    )
+    seen = []
+    again = train(RECIPE, DIGITS, resume=True, progress=seen.append, **options)
+    steps = [report.done for report in seen if report.task == "training"]
     assert steps == list(range(6, 21))
     assert same(again, train(RECIPE, DIGITS, insecure_noise=2))
 
@@ -409,3 +416,99 @@ def test_models_that_mix_examples_are_refused_with_data_in_memory():
 def test_invalid_recipes_are_refused(wrong, message):
     with pytest.raises((TypeError, ValueError), match=message):
         recipe(**wrong)
+
+
+def plan(epochs=2, participation=None, calibrated=True, **budget):
+    """A mechanism for the training of RECIPE, or its design alone."""
+    f = ap.design(
+        "dp-mf",
+        workload=ap.Workload.sgd(20, learning_rates=0.5),
+        participation=participation or ap.epochs(epochs, 20 // epochs),
+    )
+    return ap.calibrate(f, **(budget or {"epsilon": 8.0, "delta": 1e-5})) if calibrated else f
+
+
+def sampled():
+    """A mechanism whose batches are drawn at random."""
+    f, rate = ap.design("dp-sgd", steps=20, epochs=2), ap.sampling.Poisson(0.1)
+    return ap.calibrate(f, epsilon=8.0, delta=1e-5, sampling=rate)
+
+
+def given(mechanism, **other):
+    """RECIPE with a mechanism that is designed already."""
+    budget = {"epsilon": None, "delta": None} if isinstance(mechanism, ap.Mechanism) else {}
+    return recipe(**({"mechanism": mechanism} | budget | other))
+
+
+@pytest.mark.issue(23)
+def test_a_given_mechanism_trains_like_its_design_by_name():
+    """The same weights, bit for bit: from the name, from the design, from the mechanism."""
+    expected = train(RECIPE, DIGITS, insecure_noise=1)
+    for mechanism in (plan(), plan(calibrated=False)):
+        made = train(given(mechanism), DIGITS, insecure_noise=1)
+        assert same(made, expected)
+        assert made.statement == expected.statement
+        assert made.to_dict()["recipe"]["mechanism"] == "dp-mf"
+        assert len(made.to_dict()["recipe"]["mechanism_digest"]) == 64
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize(
+    ("make", "other", "error"),
+    [
+        (plan, {"batch_size": 100}, r"steps = 20 of the mechanism .* steps = 8 and epochs = 2"),
+        (plan, {"epochs": 4}, "steps = 20 of the mechanism must be those of the training, 40"),
+        (plan, {"epochs": 1, "batch_size": 20}, None),
+        (lambda: plan(epochs=1), {}, "participation = 1 epochs of 20 .* 2 epochs of 10 steps"),
+        (lambda: plan(epochs=4), {}, "participation = 4 epochs of 5 .* Design it with epochs = 2"),
+        (lambda: plan(participation=ap.min_separation(2, 11)), {}, "at least 11 steps apart"),
+        (lambda: plan(participation=ap.min_separation(3, 9)), {}, None),
+        (plan, {"epsilon": 1.0, "delta": 1e-5}, "epsilon = 1: .* calibrated already"),
+        (plan, {"noise_multiplier": 2.0}, "noise_multiplier = 2: .* calibrated already"),
+        (plan, {"clip_norm": 2.0}, "clip_norm = 2 must be that of the calibrated mechanism, 1"),
+        (plan, {"options": {"weights": None}}, "options = .* designed already"),
+        (lambda: plan(noise_multiplier=1.0), {}, "delta = None"),
+        (lambda: plan(calibrated=False), {"epsilon": None}, "epsilon = None, noise_multiplier"),
+        (sampled, {}, "its ε holds for batches drawn by poisson"),
+    ],
+)
+def test_a_mechanism_that_does_not_fit_the_data_is_refused(make, other, error):
+    """Before the training begins, with what would fit."""
+    if error is None:
+        given(make(), **other).require_fit(400)
+        return
+    with pytest.raises((ValueError, TypeError), match=error):
+        given(make(), **other).require_fit(400)
+
+
+@pytest.mark.issue(23)
+def test_a_batch_larger_than_the_data_is_refused():
+    recipe(batch_size=400).require_fit(400)
+    with pytest.raises(ValueError, match=r"batch_size = 401 must be at most .* 400"):
+        train(recipe(batch_size=401), DIGITS)
+
+
+@pytest.mark.issue(23)
+def test_a_mechanism_for_another_optimizer_warns():
+    """Not for another learning rate, by which the noise is scaled."""
+    with pytest.warns(AntiphaseWarning, match="designed for sgd, and training is by sgd, momentum"):
+        train(given(plan(), momentum=0.9), DIGITS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AntiphaseWarning)
+        train(given(plan(), learning_rate=0.1), DIGITS)
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize(
+    ("other", "sampler", "rate"),
+    [
+        ({"mechanism": "none"}, "fixed-order", None),
+        ({}, "fixed-order", None),
+        ({"mechanism": "dp-sgd"}, "poisson", 0.1),
+        ({"mechanism": "dp-sgd", "poisson": False}, "fixed-order", None),
+    ],
+)
+def test_the_outcome_names_the_sampler_that_ran(other, sampler, rate):
+    found = train(recipe(**other), DIGITS).to_dict()
+    assert (found["sampler"], found["sampling_rate"]) == (sampler, rate)
+    assert found["recipe"]["poisson"] is (sampler == "poisson")

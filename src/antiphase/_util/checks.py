@@ -10,7 +10,7 @@ import difflib
 import math
 import numbers
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -75,14 +75,17 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def suggestion(value: str, allowed: Iterable[str]) -> str:
+def suggestion(value: str, allowed: Collection[str]) -> str:
     """The end of an error message: the nearest of the ``allowed`` words, or nothing.
 
     Example:
         >>> suggestion("dpmf", ["dp-sgd", "dp-mf", "blt"])
         "; did you mean 'dp-mf'?"
+        >>> suggestion("DP-MF", ["dp-sgd", "dp-mf"]), suggestion("--noise", ["--noise-multiplier"])
+        ("; did you mean 'dp-mf'?", "; did you mean '--noise-multiplier'?")
     """
-    nearest = difflib.get_close_matches(value, allowed, n=1)
+    longer = [word for word in allowed if word.startswith(value)]
+    nearest = longer or difflib.get_close_matches(value.lower(), allowed, n=1)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 

@@ -46,8 +46,9 @@ def audit(
     figure: Annotated[Path | None, Option(help="Draw the trade-offs found and claimed.")] = None,
     display: options.Display,
 ) -> None:
-    """Audit a training: compare the privacy loss found by an attack with the claim.
+    """Test a privacy claim by an attack.
 
+    A training is attacked, and the privacy loss found is compared with the claim.
     TARGET is a mechanism file, whose own noise is audited; or a function in a Python file:
     scores(canary, count) makes count trainings with or without a canary and returns a score for
     each, larger where the canary seems to be present. With --one-run it is scores(included): one

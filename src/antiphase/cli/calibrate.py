@@ -25,10 +25,10 @@ def calibrate(
     output_file: Annotated[Path | None, Option("--output", "-o", help="File to write.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compute the noise multiplier for ε, or ε for a noise multiplier; calibrate a design.
+    """Calibrate a design to ε, or compute its ε.
 
-    FILE is a design, or a mechanism to calibrate anew; without one, the result is for a single
-    release.
+    The noise multiplier follows from ε, or ε from the noise multiplier. FILE is a design, or a
+    mechanism to calibrate anew; without one, the result is for a single release.
 
     Example: antiphase calibrate --epsilon 8 --delta 1e-6
     """

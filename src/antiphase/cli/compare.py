@@ -79,7 +79,9 @@ def compare(
     as_csv: Annotated[bool, Option("--csv", help="Print CSV instead.")] = False,
     display: options.Display,
 ) -> None:
-    """Compare mechanisms: how much noise each leaves in the model at equal privacy, and its cost.
+    """Compare mechanisms at equal privacy.
+
+    How much noise each leaves in the model, and its cost.
 
     Percentages are relative to DP-SGD: on Poisson batches, where its noise can be computed
     (--epsilon, --delta and epochs), otherwise in a fixed order.

@@ -19,7 +19,7 @@ def data(
     folder: options.DataFolder = None,
     display: options.Display,
 ) -> None:
-    """Download a data set, check it, and describe it.
+    """Download, check and describe a data set.
 
     NAME is digits, mnist, fashion-mnist or cifar10; or your own folder of images, .npz or .csv.
 

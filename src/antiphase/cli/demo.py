@@ -18,7 +18,9 @@ def demo(
     trials: Annotated[int, Option(help="Seeds for each point.", min=1)] = 10,
     display: options.Display,
 ) -> None:
-    """Train on digits at ε = 1 and 8 with four mechanisms and write a page; takes two minutes.
+    """Compare four mechanisms on digits.
+
+    Train at ε = 1 and 8 and write a page; takes two minutes.
 
     Example: antiphase demo --trials 1 --output demo
     """

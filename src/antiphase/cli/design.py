@@ -15,6 +15,7 @@ from antiphase._util.interrupts import graceful_interrupt
 from antiphase._util.progress import ProgressReport
 from antiphase.band_selection import BAND_OPTIONS, design_for_cyclic_poisson
 from antiphase.cli import errors, options, output
+from antiphase.cli.commands import one_of
 from antiphase.cli.errors import usage_error
 from antiphase.cli.progress import SearchProgress, progress_bar
 from antiphase.cli.report import FiguresFolder, draw_figures
@@ -32,11 +33,11 @@ class DesignOptions:
     rho: Annotated[float | None, Option(help="damped: share of an error left by a step.")] = None
     final_weight: Annotated[float | None, Option(help="Weight of the last iterate (1).")] = None
     option: options.MechanismOptions = None
-    bands: Annotated[str | None, Option(help="Number of diagonals, or auto.")] = None
+    bands: Annotated[str | None, Option(help="Number of diagonals of the encoder, or auto.")] = None
     buffers: Annotated[str | None, Option(help="Number of vectors in memory, auto or exact.")] = (
         None
     )
-    tolerance: Annotated[float | None, Option(help="Certified gap to stop at.")] = None
+    tolerance: Annotated[float | None, Option(help="Relative gap to stop at.")] = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that were given, as `antiphase.design` takes them."""
@@ -63,7 +64,10 @@ class Result:
 
 
 def design(
-    name: Annotated[str, Argument(**options.one_of(*options.MECHANISMS, metavar="NAME"))],
+    name: Annotated[
+        str,
+        Argument(help="The mechanism.", **one_of(*options.MECHANISMS, metavar="NAME")),
+    ],
     *,
     length: options.ParticipationPattern,
     settings: DesignOptions,
@@ -74,7 +78,10 @@ def design(
     figures: FiguresFolder = None,
     display: options.Display,
 ) -> None:
-    """Design a mechanism: write it to a file, print its error, the certified bound and the gap.
+    """Design a mechanism and write it to a file.
+
+    Printed are its error, a lower bound that is certified for every mechanism, and the gap
+    between the two.
 
     NAME is one of dp-sgd, anti-pgd, chess, tree, sqrt-toeplitz, fourier, bisr, lambda-cgd,
     toeplitz, banded, blt, epoch-restarts, dp-mf, dp-mf+, damped, curvature, optimal.
@@ -124,7 +131,7 @@ def _design(
 ) -> tuple[Factorization, bool]:
     """Return the design and whether it was stopped by Ctrl-C."""
     participation = length.participation()
-    tolerance = settings.tolerance or _default_tolerance(length.steps, length.epochs)
+    tolerance = settings.tolerance or default_tolerance(length.steps, length.epochs)
     search = SearchProgress(tolerance)
     bar = progress_bar(silent, f"designing {name}", "{task.fields[gap]}", total=1.0, gap="")
     with bar as update, graceful_interrupt() as stopped:
@@ -185,8 +192,8 @@ def _design_for_cyclic_sampling(
     return Result(best.mechanism.factorization, best.mechanism, best.trials)
 
 
-def _default_tolerance(steps: int, epochs: int) -> float:
-    """The gap at which `antiphase.design` stops by default."""
+def default_tolerance(steps: int, epochs: int) -> float:
+    """Return the gap at which `antiphase.design` stops by default."""
     if epochs == 1 or steps <= 1024:
         return 1e-9
     return 1e-6 if steps <= 4096 else 1e-4

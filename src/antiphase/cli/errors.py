@@ -6,13 +6,13 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import typer
 
+from antiphase._util.checks import suggestion
 from antiphase.cli import output
 from antiphase.errors import AntiphaseError, AntiphaseWarning
 
@@ -40,17 +40,6 @@ class _OwnMessage(typer.BadParameter):
 def usage_error(message: str) -> typer.BadParameter:
     """Return an error for a command line that is wrong; it points to ``--help``."""
     return _OwnMessage(message)
-
-
-def suggestion(word: str, known: Collection[str]) -> str:
-    """Return the question whether a similar word was meant; nothing if no word is similar.
-
-    >>> suggestion("dp-mff", ["dp-sgd", "dp-mf", "tree"]), suggestion("x", ["tree"])
-    ('; did you mean dp-mf?', '')
-    """
-    words = [name for name in known if name.startswith(word)]
-    similar = words[:2] or get_close_matches(word.lower(), known, n=2, cutoff=0.8)
-    return f"; did you mean {' or '.join(similar)}?" if similar else ""
 
 
 @contextmanager
@@ -128,9 +117,11 @@ def fail(message: str) -> NoReturn:
     sys.exit(EXIT_ERROR)
 
 
-def interrupted(message: str) -> NoReturn:
-    """Print what Ctrl-C interrupted and exit."""
+def interrupted(message: str, command: str = "") -> NoReturn:
+    """Print what Ctrl-C interrupted, and a command to go on with on a line of its own; exit."""
     output.print_error("interrupted", message)
+    if command:
+        output.print_hint(command, quiet=False)
     sys.exit(EXIT_INTERRUPTED)
 
 

@@ -1,28 +1,24 @@
 """Options that several commands share.
 
-A command takes a group of options as one parameter, whose type is a dataclass of this module:
-`expand_groups` makes each of its fields an option.
+A command takes a group of options as one parameter, whose type is a dataclass of this module; see
+`antiphase.cli.commands.expand_groups`.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
-import inspect
 import json
-import math
 import re
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
 from antiphase.accounting.accountant import ADJACENCIES
-from antiphase.cli.errors import suggestion, usage_error
+from antiphase.cli.commands import one_of
+from antiphase.cli.errors import usage_error
 from antiphase.design import designs
 from antiphase.participation import Participation, from_epochs, min_separation
 from antiphase.sampling import AMPLIFYING, FIXED_ORDER, Sampling, has_rate, parse
@@ -30,113 +26,34 @@ from antiphase.workload import SCHEDULES, Workload
 
 MECHANISMS = tuple(designs())
 
-
-def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command whose type is a dataclass by the dataclass's fields."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            annotations = get_type_hints(groups[name], include_extras=True)
-            parameters += [
-                field.replace(
-                    kind=parameter.KEYWORD_ONLY,
-                    annotation=_with_own_errors(annotations[field.name]),
-                )
-                for field in inspect.signature(groups[name]).parameters.values()
-            ]
-        else:
-            parameters.append(
-                parameter.replace(
-                    kind=parameter.KEYWORD_ONLY, annotation=_with_own_errors(hints[name])
-                )
-            )
-
-    @functools.wraps(command)
-    def run(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{f.name: values.pop(f.name) for f in fields(group)})
-        command(**values)
-
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
-
-
-def help_text(command: Callable[..., None]) -> str:
-    """Return the docstring of a command as its help: paragraphs of one line, and an example.
-
-    Lines of an example are kept (by a backspace, as in Click) and continued by a backslash, so that
-    it can be copied.
-    """
-    *paragraphs, example = (inspect.getdoc(command) or "").split("\n\n")
-    paragraphs = [" ".join(paragraph.split()) for paragraph in paragraphs]
-    return "\n\n".join([*paragraphs, "\b\n" + " \\\n".join(example.splitlines())])
-
-
-def one_of(*words: str, metavar: str | None = None) -> dict[str, Any]:
-    """Return the arguments of an option whose value is one of these words."""
-
-    def parse(word: str) -> str:
-        if word not in words:
-            similar = suggestion(word, words)
-            rule = f"is not known{similar}" if similar else f"must be one of {', '.join(words)}"
-            raise BadParameter(f"= {word}: {rule}")
-        return word
-
-    def complete(incomplete: str) -> list[str]:
-        return [word for word in words if word.startswith(incomplete)]
-
-    return {
-        "parser": parse,
-        "autocompletion": complete,
-        "metavar": metavar or f"[{'|'.join(words)}]",
-    }
-
-
-def _number(kind: type, least: float | None) -> dict[str, Any]:
-    """Return the attributes of an option whose value is a number."""
-    noun = "a whole number" if kind is int else "a number"
-    rule = noun if least is None else f"{noun} of at least {least:g}"
-
-    def parse(text: str) -> float:
-        try:
-            value: float = kind(text)
-        except ValueError:
-            value = math.nan
-        if math.isnan(value) or (least is not None and value < least):
-            raise BadParameter(f"= {text}: must be {rule}")
-        return value
-
-    return {"parser": parse, "metavar": "INTEGER" if kind is int else "FLOAT", "min": None}
-
-
-def _with_own_errors(annotation: Any) -> Any:
-    """Return the type of a parameter whose number, if it is one, is parsed by `_number`.
-
-    So that errors are the same with every version of Typer.
-    """
-    kind, *infos = get_args(annotation) or [annotation]
-    for number in (int, float):
-        if kind in (number, number | None) and infos:
-            info = copy.copy(infos[0])
-            vars(info).update(_number(number, info.min))
-            return Annotated[kind, info]
-    return annotation
-
-
+GLOSSARY = (
+    "zero-out: neighbouring data sets differ in one record, whose gradients become 0 while its "
+    "place in the batches is kept. encoder: the matrix C whose inverse correlates the noise of the "
+    "steps; its sensitivity scales the noise."
+)
 MechanismFile = Annotated[Path, Argument(help="A mechanism file.", show_default=False)]
-Epsilon = Annotated[float | None, Option(help="Privacy budget ε.", show_default=False)]
-Delta = Annotated[float | None, Option(help="δ, well below 1/records.", show_default=False)]
-ClipNorm = Annotated[float, Option("--clip", "--clip-norm", help="Norm gradients are clipped to.")]
+Epsilon = Annotated[
+    float | None, Option(help="Privacy budget ε of the whole training.", show_default=False)
+]
+Delta = Annotated[
+    float | None, Option(help="δ, well below one over the number of records.", show_default=False)
+]
+ClipNorm = Annotated[
+    float,
+    Option(
+        "--clip",
+        "--clip-norm",
+        "--max-grad-norm",
+        help="Maximum norm of one example's gradient.",
+    ),
+]
 LearningRate = Annotated[
     float, Option("--lr", "--learning-rate", help="Learning rate; the first of a schedule.")
 ]
 DATA_HELP = "digits, mnist, fashion-mnist, cifar10; or your folder, .npz or .csv."
 DataFolder = Annotated[Path | None, Option(help="Folder with the files of a known data set.")]
 Parameters = Annotated[int, Option(help="Number of model parameters.", min=1)]
-Tolerance = Annotated[float, Option(help="Certified gap at which designs stop.")]
+Tolerance = Annotated[float, Option(help="Relative gap at which designs stop.")]
 MechanismOptions = Annotated[
     list[str] | None, Option("--option", help="Another option of the mechanism, as name=value.")
 ]
@@ -161,8 +78,8 @@ class Display:
 class Epochs:
     """Length of the training."""
 
-    steps: Annotated[int, Option(help="Number of steps.", min=1, show_default=False)]
-    epochs: Annotated[int, Option(help="Epochs: participations per record.", min=1)] = 1
+    steps: Annotated[int, Option(help="Number of optimizer steps.", min=1, show_default=False)]
+    epochs: Annotated[int, Option(help="Epochs: how often a record is used.", min=1)] = 1
 
     def participation(self) -> Participation:
         """Return the participation that the options describe."""
@@ -180,7 +97,8 @@ class ParticipationPattern(Epochs):
     """Length of the training, with a fixed order or a minimum separation."""
 
     separation: Annotated[
-        int | None, Option(help="Minimum separation of participations, for any order.", min=1)
+        int | None,
+        Option(help="Instead of a fixed order: least steps between two uses of a record.", min=1),
     ] = None
 
     def participation(self) -> Participation:
@@ -246,7 +164,11 @@ class Calibration(Budget):
 
     noise_multiplier: Annotated[
         float | None,
-        Option(help="Instead of --epsilon: noise over sensitivity.", show_default=False),
+        Option(
+            help="Instead of --epsilon: the standard deviation of the noise over clip norm and "
+            "sensitivity.",
+            show_default=False,
+        ),
     ] = None
     clip: ClipNorm = 1.0
 
@@ -275,14 +197,25 @@ class BatchSampling:
     """Adjacency and the sampling of batches."""
 
     adjacency: Annotated[
-        str, Option(help="How neighbouring data sets differ.", **one_of(*ADJACENCIES))
+        str, Option(help="Which data sets are neighbours.", **one_of(*ADJACENCIES))
     ] = "zero-out"
     sampler: Annotated[
         str | None,
-        Option(help="How batches are drawn.", **one_of(*AMPLIFYING), show_default=False),
+        Option(
+            help="How batches are drawn, for privacy amplification. By default they have a fixed "
+            "order.",
+            **one_of(*AMPLIFYING),
+            show_default=False,
+        ),
     ] = None
     sampling_rate: Annotated[
-        float | None, Option(help="Probability that a record is in a batch.", show_default=False)
+        float | None,
+        Option(
+            "--sampling-rate",
+            "--sample-rate",
+            help="Probability that a record is in a batch.",
+            show_default=False,
+        ),
     ] = None
 
     @property

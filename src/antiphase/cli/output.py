@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from antiphase.statement import PrivacyStatement
 
 FILE_WIDTH = 400  # columns of a table that is not printed to a terminal: never cut off
 TEXT_WIDTH = 100
@@ -24,6 +28,22 @@ if not out.is_terminal:
     out = Console(highlight=False, soft_wrap=True, width=FILE_WIDTH)
 
 
+def text_width(console: Console) -> int:
+    """Return the width of text: that of the terminal, if it is narrow."""
+    return min(console.width, TEXT_WIDTH)
+
+
+def _wrapped(text: str, width: int, indent: str = "", bullet: str = "") -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=bullet,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def print_text(text: str = "") -> None:
     """Print text to standard output, as it is."""
     out.print(escape(text))
@@ -31,13 +51,51 @@ def print_text(text: str = "") -> None:
 
 def print_paragraph(text: str, bullet: str = "") -> None:
     """Print text to standard output, wrapped."""
-    indent = " " * len(bullet)
-    print_text(textwrap.fill(text, TEXT_WIDTH, initial_indent=bullet, subsequent_indent=indent))
+    print_text(_wrapped(text, text_width(out), " " * len(bullet), bullet))
 
 
 def print_note(text: str) -> None:
     """Print a dimmed paragraph below a table."""
-    out.print(escape(textwrap.fill(text, min(out.width, TEXT_WIDTH))), style="dim")
+    out.print(escape(_wrapped(text, text_width(out))), style="dim")
+
+
+def print_statement(statement: PrivacyStatement, short: bool) -> None:
+    """Print a privacy statement, wrapped."""
+    for paragraph in statement.paragraphs(short=short):
+        print_paragraph(paragraph)
+
+
+@contextmanager
+def readers_may_leave() -> Iterator[None]:
+    """Drop what is written after a reader such as ``head`` has closed the pipe.
+
+    So that the exit code is that of the command.
+    """
+    streams = sys.stdout, sys.stderr
+    if None not in streams and streams == (sys.__stdout__, sys.__stderr__):
+        sys.stdout, sys.stderr = map(_forgiving, streams)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stdout, sys.stderr = streams
+
+
+def _forgiving(stream: Any) -> Any:
+    return io.TextIOWrapper(
+        io.BufferedWriter(_ForgivingFile(stream.fileno(), "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+    )
+
+
+class _ForgivingFile(io.FileIO):
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)
 
 
 def print_files(paths: Iterable[Path]) -> None:
@@ -99,12 +157,20 @@ def fits_terminal(table: Table) -> bool:
 
 def print_error(kind: str, message: str) -> None:
     """Print ``kind: message`` to standard error."""
-    err.print(f"[bold red]{kind}:[/] {escape(message)}")
+    err.print(f"[bold red]{kind}:[/] {escape(_message(message, kind))}")
 
 
 def print_warning(message: str) -> None:
     """Print a warning to standard error."""
-    err.print(f"[yellow]warning:[/] {escape(message)}")
+    err.print(f"[yellow]warning:[/] {escape(_message(message, 'warning'))}")
+
+
+def _message(message: str, kind: str) -> str:
+    """Return a message in lines that a terminal does not break within words."""
+    if not err.is_terminal:
+        return message
+    start = len(f"{kind}: ")
+    return _wrapped(message, err.width, bullet=" " * start)[start:]
 
 
 def print_hint(message: str, quiet: bool) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from rich import progress as rich_progress
@@ -13,24 +15,30 @@ from antiphase._util.progress import ProgressReport
 from antiphase.cli import output
 
 Update = Callable[..., None]  # of the bar's task, with Rich's keyword arguments
+MIN_BAR, MAX_BAR = 4, 40  # columns
+TEXT_WIDTH = 60  # columns beside the bar
 
 
 @contextmanager
-def progress_bars(silent: bool, *columns: str) -> Iterator[rich_progress.Progress]:
-    """Progress bars with an estimate of the time left; none if ``silent`` or not in a terminal.
+def progress_bars(
+    silent: bool, *columns: str, left: rich_progress.ProgressColumn | None = None
+) -> Iterator[rich_progress.Progress]:
+    """Progress bars with the time elapsed and left; none if ``silent`` or not in a terminal.
 
     Args:
         silent: whether to show nothing.
         columns: templates of additional columns, such as ``"{task.fields[gap]}"``.
+        left: the column of the time left; by default estimated from the share that is done.
     """
     with rich_progress.Progress(
         rich_progress.SpinnerColumn(),
         rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
+        rich_progress.BarColumn(max(MIN_BAR, min(MAX_BAR, output.err.width - TEXT_WIDTH))),
         *map(rich_progress.TextColumn, columns),
+        rich_progress.TextColumn("elapsed"),
         rich_progress.TimeElapsedColumn(),
         rich_progress.TextColumn("left"),
-        rich_progress.TimeRemainingColumn(),
+        left or rich_progress.TimeRemainingColumn(),
         console=output.err,
         transient=True,
         disable=silent or not output.err.is_terminal,
@@ -69,6 +77,62 @@ class SearchProgress:
         self._first = max(self._first, gap)
         distance = math.log(self._first / self._target)
         return min(max(math.log(self._first / gap) / distance, 0.0), 1.0) if distance > 0 else 1.0
+
+
+class PhaseClock:
+    """Estimates the time left of each phase of an operation, from the share that is done."""
+
+    def __init__(self) -> None:
+        self._phase, self._start, self._first = "", 0.0, 0.0
+
+    def left(self, phase: str, share: float) -> str:
+        """Return the time left of ``phase``, of which ``share`` is done."""
+        now = time.monotonic()
+        if phase != self._phase:
+            self._phase, self._start, self._first = phase, now, share
+        if share <= self._first:
+            return "-:--:--"
+        seconds = (now - self._start) * (1 - share) / (share - self._first)
+        return str(timedelta(seconds=round(seconds)))
+
+
+@contextmanager
+def training_bar(
+    silent: bool, phase: str, mechanism: str, trials: int, tolerance: float
+) -> Iterator[Callable[..., None]]:
+    """One bar for the designs and trainings of several trials; yields the callback for it.
+
+    The time elapsed includes the design. The time left is that of the design and, from the first
+    step on, that of the training.
+
+    Args:
+        silent: whether to show nothing.
+        phase: the first phase.
+        mechanism: name of the mechanism.
+        trials: number of trials.
+        tolerance: the gap at which the design stops.
+    """
+    search, clock = SearchProgress(tolerance), PhaseClock()
+    column = rich_progress.TextColumn("{task.fields[left]}")
+    with progress_bars(silent, "{task.fields[detail]}", left=column) as progress:
+        task = progress.add_task(f"{phase} {mechanism}", total=1.0, detail="", left="-:--:--")
+
+        def report(now: ProgressReport, trial: int) -> None:
+            if now.task == "designing":
+                share, more = search.share(now.gap), " + training"
+                detail = "" if now.gap is None else f"gap {now.gap:.0e}"
+            else:
+                share, more = (trial + now.done / (now.total or 1)) / trials, ""
+                detail = f"accuracy {now.metrics['accuracy']:.1%}" if now.metrics else ""
+            progress.update(
+                task,
+                description=f"{now.task} {mechanism}",
+                completed=share,
+                detail=detail,
+                left=clock.left(now.task, share) + more,
+            )
+
+        yield report
 
 
 @contextmanager

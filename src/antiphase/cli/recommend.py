@@ -11,6 +11,7 @@ from typer import Option
 
 from antiphase import recommendation
 from antiphase.cli import options, output
+from antiphase.cli.commands import one_of
 from antiphase.cli.errors import usage_error
 from antiphase.cli.progress import candidates_bar
 from antiphase.cli.setting import setting_from
@@ -43,7 +44,7 @@ class LossOptions:
     ] = None
     criterion: Annotated[
         str | None,
-        Option(help="Iterates that count.", **options.one_of("last", "average")),
+        Option(help="Iterates that count.", **one_of("last", "average")),
     ] = None
     batch_size: Annotated[int | None, Option(help="Batch size, for learning rates.", min=1)] = None
     initial_gap: Annotated[float | None, Option(help="Loss to gain, for learning rates.")] = None
@@ -80,7 +81,9 @@ def recommend(
     tolerance: options.Tolerance = 1e-3,
     display: options.Display,
 ) -> None:
-    """Recommend a mechanism for a setting, with reasons. No private data are used.
+    """Recommend a mechanism for a setting.
+
+    With reasons; no private data are used.
 
     What is known of the loss is either --smoothness, with which errors decay by 1 − lr·curvature
     in every step, or --spectrum: a list of curvatures, or values and weights. With a spectrum,

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 import antiphase as ap
-from antiphase.cli import options
+from antiphase.cli import options, output
 from antiphase.cli.errors import usage_error
 
 
@@ -18,9 +18,9 @@ def statement(
     released: Annotated[int | None, Option(help="Rows released so far.", min=0)] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Print the guarantee of a mechanism, in words or as JSON that can be checked.
+    """Print the privacy statement of a mechanism.
 
-    FILE is a mechanism that design or calibrate wrote.
+    In words, or as JSON that can be checked. FILE is a mechanism that design or calibrate wrote.
 
     Example: antiphase statement plan.antiphase
     """
@@ -31,7 +31,10 @@ def statement(
             "records"
         )
     made = mechanism.statement(delta, released=released)
-    print(made.to_json() if as_json else made)
+    if as_json:
+        print(made.to_json())
+    else:
+        output.print_statement(made, short=False)
 
 
 def load_calibrated(file: Path | str) -> ap.Mechanism:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,12 +14,14 @@ from typer import Option
 
 from antiphase import accounting
 from antiphase._util import files
-from antiphase._util.progress import ProgressReport
 from antiphase.cli import errors, options, output
+from antiphase.cli.commands import one_of
 from antiphase.cli.data import load_data
+from antiphase.cli.design import default_tolerance
 from antiphase.cli.errors import usage_error
-from antiphase.cli.progress import progress_bar
+from antiphase.cli.progress import training_bar
 from antiphase.cli.report import ReportOptions
+from antiphase.mechanism import load
 from antiphase.reporting import training_report
 from antiphase.reporting.training_report import mean_accuracy, standard_error
 from antiphase.statement import PrivacyStatement, rounded_up
@@ -32,11 +33,32 @@ CLIPPING_MODES = ("hooks", "functorch", "ghost")
 INPUTS = ("range", "standard")
 
 
+MECHANISM = one_of("none", *options.MECHANISMS)
+
+
+def _name_or_file(word: str) -> str:
+    """Parse the name of a mechanism, or the path of a file with one."""
+    return word if _is_path(word) else str(MECHANISM["parser"](word))
+
+
+def _is_path(word: str) -> bool:
+    return bool(Path(word).suffix) or "/" in word or Path(word).exists()
+
+
 @dataclass(frozen=True)
 class TrainingOptimizer(options.Optimizer):
     """The optimizer, SGD, with the default learning rate of training."""
 
     lr: options.LearningRate = 0.5
+
+
+@dataclass(frozen=True)
+class TrainingCalibration(options.Calibration):
+    """The privacy budget; a mechanism file may lack only δ."""
+
+    def __post_init__(self) -> None:
+        if self.delta is None or self.given:
+            super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -48,18 +70,27 @@ class RecipeOptions:
     mechanism: Annotated[
         str,
         Option(
-            help="As in design; or none, for no privacy.",
-            **options.one_of("none", *options.MECHANISMS, metavar="NAME"),
+            help="As in design; a file that design wrote; or none, for no privacy.",
+            metavar="NAME|FILE",
+            parser=_name_or_file,
+            autocompletion=MECHANISM["autocompletion"],
         ),
     ] = "dp-mf+"
     option: options.MechanismOptions = None
-    fixed_order: Annotated[bool, Option("--fixed-order", help="dp-sgd in fixed order.")] = False
+    fixed_order: Annotated[bool, Option("--fixed-order", help="dp-sgd in a fixed order.")] = False
     model: Annotated[str, Option(help="logistic, mlp, cnn, or module:function.")] = "logistic"
     inputs: Annotated[
-        str, Option(help="As they are, or standardised.", **options.one_of(*INPUTS))
+        str,
+        Option(help="As they are, or standardised.", **one_of(*INPUTS)),
     ] = "range"
     mode: Annotated[
-        str, Option(help="How gradients are clipped.", **options.one_of(*CLIPPING_MODES))
+        str,
+        Option(
+            "--mode",
+            "--grad-sample-mode",
+            help="How per-example gradients are computed.",
+            **one_of(*CLIPPING_MODES),
+        ),
     ] = "hooks"
 
     def recipe(self, calibration: options.Calibration, optimizer: options.Optimizer) -> Recipe:
@@ -70,7 +101,7 @@ class RecipeOptions:
             epochs=self.epochs,
             batch_size=self.batch_size,
             learning_rate=optimizer.lr,
-            mechanism=self.mechanism,
+            mechanism=load(self.mechanism) if _is_path(self.mechanism) else self.mechanism,
             options=options.parse_options(self.option),
             poisson=not self.fixed_order,
             epsilon=calibration.epsilon,
@@ -92,7 +123,7 @@ class TrialOptions:
     """How many trainings, with which seeds, and where their state is kept."""
 
     trials: Annotated[int, Option(help="Trainings, with successive seeds.", min=1)] = 1
-    seed: Annotated[int, Option(help="For weights and order, not the noise.", min=0)] = 0
+    seed: Annotated[int, Option(help="Seed of weights and batches, not of the noise.", min=0)] = 0
     insecure_noise: Annotated[int | None, Option(help="Seed for noise: not private.")] = None
     checkpoint: Annotated[Path | None, Option(help="Folder for checkpoints and key.")] = None
     resume: Annotated[bool, Option("--resume", help="Resume the run in that folder.")] = False
@@ -127,22 +158,28 @@ def train(
     *,
     data: Annotated[str, Option(help=options.DATA_HELP)],
     training: RecipeOptions,
-    calibration: options.Calibration,
+    calibration: TrainingCalibration,
     optimizer: TrainingOptimizer,
     run: TrialOptions,
     folder: options.DataFolder = None,
     weights: Annotated[Path | None, Option("--output", "-o", help="File for the weights.")] = None,
     report: ReportOptions,
+    statement: Annotated[
+        bool, Option("--statement", help="Print the whole privacy statement.")
+    ] = False,
     display: options.Display,
 ) -> None:
-    """Train a model with differential privacy and print its privacy statement.
+    """Train a model with differential privacy.
 
-    dp-sgd uses Poisson batches unless --fixed-order is given. Inputs are standardised by public
-    constants. Weights are written as .safetensors.
+    Test accuracy and the privacy guarantee are printed; with --statement also what the guarantee
+    assumes and does not cover. dp-sgd uses Poisson batches unless --fixed-order is given. A
+    mechanism file must be designed for as many steps and epochs as the training has. Inputs
+    are standardised by public constants. Weights are written as .safetensors.
 
     Example: antiphase train --data digits --epochs 4 --epsilon 8 --delta 1e-4
     """
-    _require_budget(training.mechanism, calibration)
+    if not _is_path(training.mechanism):
+        _require_budget(training.mechanism, calibration)
     if weights is not None and run.trials > 1:
         raise usage_error(f"--output is for one model, and there are {run.trials} trials")
     options.require_writable(weights, report.html)
@@ -165,7 +202,7 @@ def train(
     if display.as_json:
         output.print_json(_to_dict(outcomes) | {"stopped": stopped, "files": written})
     elif outcomes:
-        _print(outcomes, dataset.name)
+        _print(outcomes, dataset.name, statement)
         output.print_files(written)
     if stopped:
         _report_interruption(len(outcomes), run)
@@ -196,9 +233,9 @@ def _run_trials(recipe: Recipe, dataset: Any, run: TrialOptions, silent: bool) -
 
     outcomes: list[Outcome] = []
     steps = recipe.epochs * -(-len(dataset.train) // recipe.batch_size)
-    description = f"training, {recipe.mechanism}"
-    bar = progress_bar(silent, description, "{task.fields[accuracy]}", accuracy="")
-    with bar as update:
+    phase = "designing" if recipe.is_planned else "calibrating" if recipe.is_private else "training"
+    tolerance = recipe.options.get("tolerance") or default_tolerance(steps, recipe.epochs)
+    with training_bar(silent, phase, recipe.name, run.trials, tolerance) as report:
         for trial in range(run.trials):
             folder = run.folder(run.seed + trial)
             try:
@@ -210,25 +247,12 @@ def _run_trials(recipe: Recipe, dataset: Any, run: TrialOptions, silent: bool) -
                     checkpoint=folder,
                     resume=run.resumes(folder),
                     evaluate=max(steps // 20, 1),
-                    progress=_trial_progress(update, trial, run.trials, steps),
+                    progress=partial(report, trial=trial),
                 )
             except KeyboardInterrupt:
                 break
             outcomes.append(outcome)
     return outcomes
-
-
-def _trial_progress(
-    update: Callable[..., None], trial: int, trials: int, steps: int
-) -> Callable[[ProgressReport], None]:
-    def report(now: ProgressReport) -> None:
-        update(
-            completed=trial * steps + now.done,
-            total=trials * steps,
-            accuracy=f"accuracy {now.metrics['accuracy']:.1%}" if now.metrics else "",
-        )
-
-    return report
 
 
 def _write_weights(path: Path | None, outcome: Outcome) -> list[Path]:
@@ -248,7 +272,7 @@ def _to_dict(outcomes: list[Outcome]) -> dict[str, Any]:
     }
 
 
-def _print(outcomes: list[Outcome], data: str) -> None:
+def _print(outcomes: list[Outcome], data: str, whole_statement: bool) -> None:
     first = outcomes[0]
     rows = [
         [
@@ -270,7 +294,7 @@ def _print(outcomes: list[Outcome], data: str) -> None:
     if first.statement is None:
         output.print_text("Not private: trained without clipping and noise.")
         return
-    print(first.statement)
+    output.print_statement(first.statement, short=not whole_statement)
     count = len(outcomes)
     if count > 1:
         output.print_text(
@@ -297,7 +321,10 @@ def _epsilon_of_all(one: PrivacyStatement, count: int) -> str:
 
 def _report_interruption(done: int, run: TrialOptions) -> None:
     message = f"by Ctrl-C; {done} of {output.plural(run.trials, 'trial')} done"
-    if run.checkpoint is not None:
-        arguments = [word for word in sys.argv[1:] if word != "--resume"]
-        message += f". Resume with: {shlex.join(['antiphase', *arguments, '--resume'])}"
-    errors.interrupted(message)
+    if run.checkpoint is None:
+        errors.interrupted(f"{message}. --checkpoint FOLDER would keep a run to resume")
+    if not any(run.checkpoint.rglob("run.json")):
+        errors.interrupted(f"{message}. There is nothing to resume: no training had begun")
+    arguments = [word for word in sys.argv[1:] if word != "--resume"]
+    command = shlex.join(["antiphase", *arguments, "--resume"])
+    errors.interrupted(f"{message}. Resume with:", command)

@@ -23,10 +23,11 @@ def verify(
     full: Annotated[bool, Option("--full", help="Compute the bound again, too.")] = False,
     display: options.Display,
 ) -> None:
-    """Verify a mechanism file: compute sensitivity, noise and ε again, by other methods.
+    """Check a mechanism file by other methods.
 
-    FILE is a mechanism or a design. Exit code 0: every check holds; 1: a check fails; 2: it could
-    not be checked, because the file is missing or damaged. Rely on it only after 0.
+    Sensitivity, noise and ε are computed again. FILE is a mechanism or a design. Exit code 0: every
+    check holds; 1: a check fails; 2: it could not be checked, because the file is missing or
+    damaged. Rely on it only after 0.
 
     Example: antiphase verify plan.antiphase
     """

@@ -34,13 +34,13 @@ def label(outcome: Outcome) -> str:
     if not recipe.is_private:
         return "no privacy"
     batches = ", Poisson batches" if recipe.is_sampled else ", fixed order"
-    name = recipe.mechanism
+    name = recipe.name
     return LABELS.get(name, name) + batches * (name == "dp-sgd")
 
 
 def curves(outcomes: Sequence[Outcome]) -> charts.Lines:
     """Chart of the test accuracy during training."""
-    name = outcomes[0].recipe.mechanism
+    name = outcomes[0].recipe.name
     return charts.training_curves(
         [
             {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -53,8 +52,8 @@ def train(
         resume: whether to go on with the run in ``checkpoint``, which must be this one. It ends
             with the same weights, bit for bit, as if it had not stopped.
         evaluate: steps from one evaluation on the test set to the next; always at the end.
-        progress: called after every step; its report has the newest accuracy and loss as
-            ``metrics``.
+        progress: called during the design, whose reports have the ``task`` "designing" and a
+            ``gap``, and after every step, with the newest accuracy and loss as ``metrics``.
 
     Returns:
         Accuracy, weights and privacy statement.
@@ -76,20 +75,21 @@ def train(
     """
     seed = check.whole_number("seed", seed, minimum=0)
     evaluate = None if evaluate is None else check.whole_number("evaluate", evaluate)
+    recipe.require_fit(len(dataset.train))
     directory = None if checkpoint is None else Path(checkpoint)
     if resume and directory is None:
         raise TypeError("resume = True needs checkpoint: the folder of the run to go on with")
     if directory is not None:
         if not recipe.is_planned:
             raise ValueError(
-                f"mechanism = {recipe.mechanism!r} keeps no checkpoints here; leave checkpoint out"
+                f"mechanism = {recipe.name!r} keeps no checkpoints here; leave checkpoint out"
             )
         identity = _identity(recipe, dataset, seed, insecure_noise)
         run_directory.refuse_another_run(directory, resume, identity)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         key = run_directory.load_or_generate_key(directory, insecure_noise)
-        run = TrainingRun(recipe, dataset, seed, key, directory)
+        run = TrainingRun(recipe, dataset, seed, key, directory, progress)
         if directory is not None:
             run_directory.create(directory, run.key, identity)
             run.restore()
@@ -110,7 +110,9 @@ def _run_steps(run: TrainingRun, evaluate: int | None, progress: Progress | None
                 run.save()
             try:
                 if progress is not None:
-                    progress(ProgressReport(run.done, run.steps, metrics=run.latest()))
+                    progress(
+                        ProgressReport(run.done, run.steps, task="training", metrics=run.latest())
+                    )
                 if interrupted():
                     raise KeyboardInterrupt
             except KeyboardInterrupt:
@@ -128,7 +130,7 @@ def _identity(
     recipe: Recipe, dataset: Dataset, seed: int, insecure_noise: int | None
 ) -> dict[str, Any]:
     """What makes a run this one, as JSON has it."""
-    identity = dataclasses.asdict(recipe) | {
+    identity = recipe.to_dict() | {
         "data": dataset.name,
         "data digest": dataset.digest,
         "seed": seed,

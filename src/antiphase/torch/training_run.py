@@ -11,12 +11,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save as serialise
 from torch import nn
 from torch.utils.data import DataLoader
 
 from antiphase._util import files
+from antiphase._util.checks import Array
+from antiphase._util.progress import Progress, ProgressReport
 from antiphase.data import Dataset
 from antiphase.design import design
 from antiphase.errors import StateError
@@ -28,11 +31,13 @@ from antiphase.statement import PrivacyStatement
 from antiphase.torch import run_directory
 from antiphase.torch.in_memory import InMemoryDataset, accuracy_and_loss, collate
 from antiphase.torch.models import build_model
+from antiphase.torch.plan import derive_plan
 from antiphase.torch.privacy_engine import PrivacyEngine
 from antiphase.torch.recipe import Outcome, Recipe
 from antiphase.torch.recorded_loader import fixed_order_loader
 from antiphase.torch.secret_generator import torch_generator
-from antiphase.workload import SCHEDULES
+from antiphase.torch.user_warnings import warn
+from antiphase.workload import SCHEDULES, Workload
 
 Tensor = torch.Tensor
 
@@ -52,6 +57,7 @@ class TrainingRun:
         seed: of the first weights and the order of the batches.
         key: the secret that noise and samples are drawn from.
         directory: where the run is kept, or None.
+        progress: called during the design, with the ``task`` "designing".
 
     Attributes:
         steps: steps of the whole training.
@@ -61,7 +67,13 @@ class TrainingRun:
     """
 
     def __init__(
-        self, recipe: Recipe, dataset: Dataset, seed: int, key: Key, directory: Path | None
+        self,
+        recipe: Recipe,
+        dataset: Dataset,
+        seed: int,
+        key: Key,
+        directory: Path | None,
+        progress: Progress | None = None,
     ) -> None:
         self.recipe, self.dataset, self.seed = recipe, dataset, seed
         self.key, self.directory = key, directory
@@ -92,12 +104,12 @@ class TrainingRun:
         self.engine: PrivacyEngine | None = None
         self.amplified: Mechanism | None = None  # of DP-SGD on Poisson samples
         if recipe.is_private:
-            self._make_private()
+            self._make_private(progress)
         else:
             self.loader = fixed_order_loader(self.loader)
 
-    def _make_private(self) -> None:
-        private = self._sampled() if self.recipe.is_sampled else self._planned()
+    def _make_private(self, progress: Progress | None) -> None:
+        private = self._sampled() if self.recipe.is_sampled else self._planned(progress)
         self.module, self.optimizer, *criterion, self.loader = private
         if criterion:  # ghost clipping has a loss of its own
             (self.criterion,) = criterion
@@ -105,9 +117,26 @@ class TrainingRun:
             # The id of a run under a secret key is drawn at random, at the first step.
             self.optimizer.release.begin(f"{self.key.subkey('run', str(self.seed)):032x}")
 
-    def _planned(self) -> Any:
-        recipe = self.recipe
-        self.engine = _engine(recipe.mechanism, key=self.key, **recipe.options)
+    def _planned(self, progress: Progress | None) -> Any:
+        recipe, mechanism = self.recipe, self.recipe.mechanism
+        plan = derive_plan(
+            self.optimizer,
+            len(self.loader),
+            epochs=recipe.epochs,
+            steps=None,
+            scheduler=self.scheduler,
+        )
+        if recipe.factorization is None:
+            mechanism = design(
+                recipe.name,
+                workload=plan.workload,
+                participation=plan.participation,
+                progress=None if progress is None else _designing(progress),
+                **recipe.options,
+            )
+        else:
+            _warn_of_another_optimizer(recipe.factorization.workload, plan.workload)
+        self.engine = _engine(mechanism, key=self.key)
         return self.engine.make_private(
             **self._parts(),
             epochs=recipe.epochs,
@@ -255,7 +284,32 @@ def _scheduler(optimizer: Any, schedule: str, steps: int) -> Any:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step / steps))
 
 
-def _engine(mechanism: str, **options: Any) -> PrivacyEngine:
+def _designing(progress: Progress) -> Progress:
+    """The callback for a design; what it returns does not stop the search, only Ctrl-C does."""
+
+    def report(now: ProgressReport) -> None:
+        progress(dataclasses.replace(now, task="designing"))
+
+    return report
+
+
+def _warn_of_another_optimizer(designed: Workload, trained: Workload) -> None:
+    """Warn if the workload of a given mechanism is not that of the training, up to a factor."""
+    own, other = _relative_rates(designed), _relative_rates(trained)
+    if designed.describe() != trained.describe() or not np.allclose(own, other, rtol=1e-6):
+        warn(
+            f"the mechanism is designed for {designed.describe()}, and training is by "
+            f"{trained.describe()}, with other options or rates: privacy is exact, but the noise "
+            "in the model may be larger than necessary"
+        )
+
+
+def _relative_rates(workload: Workload) -> Array:
+    rates = workload.learning_rates
+    return np.ones(workload.steps) if rates is None else rates / workload.max_learning_rate
+
+
+def _engine(mechanism: Any, **options: Any) -> PrivacyEngine:
     with warnings.catch_warnings():
         # If the generator is not secure, the statement says so.
         warnings.filterwarnings("ignore", message="Secure RNG turned off")
