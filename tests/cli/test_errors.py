@@ -200,8 +200,14 @@ def test_every_error_has_a_traceback_on_request(run, monkeypatch):
     ("words", "error"),
     [
         ("desing dp-mf", "antiphase has no command desing; did you mean 'design'?"),
-        ("design dpsgd --steps 8", f"NAME = dpsgd: must be one of {', '.join(ap.designs())}; did you mean 'dp-sgd'?"),
-        ("design dp-mf --stpes 8", "antiphase design has no option --stpes; did you mean '--steps'?"),
+        (
+            "design dpsgd --steps 8",
+            f"NAME = dpsgd: must be one of {', '.join(ap.designs())}; did you mean 'dp-sgd'?",
+        ),
+        (
+            "design dp-mf --stpes 8",
+            "antiphase design has no option --stpes; did you mean '--steps'?",
+        ),
         ("design dp-mf -steps 8", "antiphase design has no option -steps; did you mean '--steps'?"),
         ("compare --steps 8 --noise 1", "antiphase compare has no option --noise."),
         ("design dp-mf --steps", "--steps needs a value."),

@@ -28,8 +28,8 @@ class PossibleBatches(options.BatchSampling):
     sampler: Annotated[
         str,
         Option(
-            help="How batches can be drawn; ordinary ones come in a fixed order.",
-            **options.one_of(FIXED_ORDER.name, *AMPLIFYING),
+            help=f"How batches can be drawn: {FIXED_ORDER.name}, {', '.join(AMPLIFYING)}.",
+            **one_of(FIXED_ORDER.name, *AMPLIFYING, metavar="NAME"),
         ),
     ] = FIXED_ORDER.name
 
