@@ -10,7 +10,7 @@ from antiphase.reporting import page, training_report
 
 def outcome(accuracy, seed=0):
     recipe = SimpleNamespace(
-        mechanism="none",
+        name="none",
         model="logistic",
         epochs=1,
         batch_size=8,
@@ -59,7 +59,7 @@ def test_the_page_states_the_mean_and_that_nothing_is_private():
 def test_dp_sgd_is_labelled_by_its_batches(mechanism, sampled, expected):
     """The curve on random batches has diamonds."""
     trained = outcome(0.5)
-    vars(trained.recipe).update(mechanism=mechanism, is_private=True, is_sampled=sampled)
+    vars(trained.recipe).update(name=mechanism, is_private=True, is_sampled=sampled)
     (curve,) = training_report.curves([trained]).series
     assert (curve.label, curve.sampled) == (expected, sampled)
     assert curve.marker == ("diamond" if sampled else "circle")
