@@ -122,7 +122,7 @@ def test_an_archive_with_another_hash_is_not_converted(cache_folder):
 def test_without_pillow_nothing_large_is_downloaded(monkeypatch):
     monkeypatch.setattr(fetch_module.importlib.util, "find_spec", lambda name: None)
     message = refusal(site.tarred(), needs_pillow=True)
-    assert "Pillow is not installed: pip install 'antiphase[data]'" in message
+    assert "needs Pillow: pip install 'antiphase[data]'" in message
 
 
 def test_a_damaged_sheet_is_reported_as_a_damaged_archive(cache_folder):

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from antiphase._util import checks as check
+from antiphase._util.extras import optional
 from antiphase._util.progress import Progress
 from antiphase.data.dataset import Dataset, Split, train_test_split
 from antiphase.data.fetch import fetch_files
@@ -76,12 +77,8 @@ def load(
 
 
 def _digits() -> Dataset:
-    try:
+    with optional("data", "data = 'digits'", "scikit-learn", DataError):
         bunch = importlib.import_module("sklearn.datasets").load_digits()
-    except ImportError as error:
-        raise DataError(
-            "data = 'digits' needs scikit-learn: pip install 'antiphase[data]'"
-        ) from error
     inputs = (bunch.images[:, None] / 16).astype(np.float32)
     splits = train_test_split(inputs, bunch.target.astype(np.int64))
     return Dataset("digits", *splits, DIGITS, mean=(0.3055,), std=(0.3761,))

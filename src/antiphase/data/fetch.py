@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from antiphase._util import files
+from antiphase._util.extras import missing
 from antiphase._util.progress import Progress
 from antiphase.data import cache
 from antiphase.data.archives import Contents, UnavailableError
@@ -92,7 +93,7 @@ def _download_missing(
 def _downloaded(item: Download, directory: Path, limit: int, progress: Progress | None) -> Contents:
     """The files of one download, which are then in the cache."""
     if item.needs_pillow and importlib.util.find_spec("PIL") is None:
-        raise UnavailableError("Pillow is not installed: pip install 'antiphase[data]'")
+        raise UnavailableError(missing("data", item.name, "Pillow"))
     part = directory / f"{item.name}{cache.PART}"
     url = item.address.locate(item.name)
     resumed = part.exists()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from antiphase._util.extras import optional
 from antiphase.data.dataset import Dataset
 from antiphase.data.own_files import assemble, max_unpacked
 from antiphase.errors import DataError
@@ -87,10 +88,8 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _open(path: Path) -> Any:
-    try:
-        from PIL import Image  # optional: the extra `data`
-    except ImportError as error:
-        raise DataError(f"{path}: images need Pillow: pip install 'antiphase[data]'") from error
+    with optional("data", str(path), "Pillow", DataError):
+        from PIL import Image
     return Image.open(path, formats=list(set(FORMATS.values())))
 
 

@@ -1,6 +1,6 @@
 """Flower strategy: user-level privacy with correlated noise, around FedAvg.
 
-Install with ``pip install antiphase[federated]``. It replaces Flower's
+Install with ``pip install 'antiphase[federated]'``. It replaces Flower's
 ``DifferentialPrivacyServerSideFixedClipping``: the first arguments are the same.
 """
 
@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from antiphase._util import checks as check
+from antiphase._util.extras import optional
 from antiphase.design import design
 from antiphase.errors import HorizonError, ParticipationError
 from antiphase.factorizations.base import Factorization
@@ -25,16 +26,12 @@ from antiphase.participation import MinSeparation, Once, Participation
 from antiphase.statement import PrivacyStatement
 from antiphase.workload import Workload
 
-try:
+with optional("federated", "antiphase.federated.flower", "Flower"):
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
     from flwr.serverapp import Grid, PrivacySpent
     from flwr.serverapp.strategy import FedAvg, FedAvgM, Result, Strategy
     from flwr.serverapp.strategy.strategy_utils import sample_nodes
     from flwr.supercore import log
-except ImportError as error:
-    raise ImportError(
-        "antiphase.federated.flower needs Flower: pip install 'antiphase[federated]'"
-    ) from error
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, EOFError, OSError)  # of bad arrays

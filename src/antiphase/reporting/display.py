@@ -12,6 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from antiphase._util import checks as check
+from antiphase._util.extras import optional
 from antiphase.comparison import Comparison, batches_needed, conclusion
 from antiphase.comparison.candidates import LABELS
 from antiphase.design import design
@@ -45,10 +46,8 @@ def figure(result: Any, chart: str) -> ChartFigure:
     """
     builders = charts(result)
     build = builders[check.choice("chart", chart, tuple(builders))]
-    try:
+    with optional("plot", "plot()", "Matplotlib"):
         from antiphase.reporting import figures
-    except ImportError as error:
-        raise ImportError("plot() needs Matplotlib: pip install 'antiphase[plot]'") from error
     return figures.figure(build())
 
 

@@ -14,16 +14,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.colors import FuncNorm, LinearSegmentedColormap
-from matplotlib.figure import Figure
 
+from antiphase._util.extras import optional
 from antiphase.reporting.axes import Axis, axes_of, marked, tick_label, x_ticks
 from antiphase.reporting.charts import Chart, HeatMaps, Lines, Series
 from antiphase.reporting.labels import beside, last_height, points_along, spread
 from antiphase.reporting.palette import COLOURS, LIGHT_PAGE, NEGATIVE, OTHER, POSITIVE
 from antiphase.reporting.svg import thinned
+
+with optional("plot", "antiphase.reporting.figures", "Matplotlib"):
+    import matplotlib as mpl
+    from matplotlib.colors import FuncNorm, LinearSegmentedColormap
+    from matplotlib.figure import Figure
 
 __all__ = ["COLOURS", "ChartFigure", "draw", "figure"]
 

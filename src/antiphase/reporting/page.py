@@ -17,15 +17,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup, escape
-
 from antiphase._util import files
+from antiphase._util.extras import optional
 from antiphase.reporting import palette, svg
 from antiphase.reporting.axes import tick_label
 from antiphase.reporting.charts import Chart, HeatMaps, Lines
 from antiphase.reporting.content import Block, Cell, Column, Grid, Page, version_and_time
 from antiphase.statement import PrivacyStatement, rounded_up
+
+with optional("plot", "antiphase.reporting.page", "Jinja2"):
+    import jinja2
+    from markupsafe import Markup, escape
 
 __all__ = [
     "Block", "Cell", "Column", "Grid", "Page",

@@ -16,13 +16,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from antiphase._util.checks import Array, Indices
+from antiphase._util.extras import optional
 from antiphase.reporting.axes import Axis, axes_of, marked, tick_label, x_ticks
 from antiphase.reporting.charts import HeatMaps, Lines, Region, Series, describe_matrix
 from antiphase.reporting.labels import beside, last_height, points_along, spread
 from antiphase.reporting.palette import COLOURS, NEGATIVE, POSITIVE
+
+with optional("plot", "antiphase.reporting.svg", "Pillow"):
+    from PIL import Image
 
 MAX_POINTS = 600  # of a curve, drawn or shown on hovering
 MAX_CELLS = 128  # of a heat map, in each direction

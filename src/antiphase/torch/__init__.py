@@ -1,5 +1,11 @@
 """Training in PyTorch: `PrivacyEngine` in place of that of Opacus."""
 
+from antiphase._util.extras import optional
+
+with optional("torch", "antiphase.torch", "PyTorch and Opacus"):
+    import opacus  # noqa: F401
+    import torch  # noqa: F401
+
 from antiphase.torch.batch_selection import (
     BallsInBinsBatches,
     FixedOrderBatches,

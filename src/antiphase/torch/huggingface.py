@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, RandomSampler
 
+from antiphase._util.extras import missing
 from antiphase.torch.privacy_engine import PrivacyEngine
 
-MISSING = "PrivateTrainer needs transformers and accelerate: pip install 'antiphase[huggingface]'"
+MISSING = missing("huggingface", "PrivateTrainer", "transformers and accelerate")
 IGNORED_LABEL = -100  # of a token that has none
 LOADER_OPTIONS = (
     "collate_fn",

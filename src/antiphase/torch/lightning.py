@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from antiphase._util.extras import missing
 from antiphase.torch.privacy_engine import PrivacyEngine
 from antiphase.torch.user_warnings import warn
 
-MISSING = "PrivacyCallback needs Lightning: pip install 'antiphase[lightning]'"
+MISSING = missing("lightning", "PrivacyCallback", "Lightning")
 
 
 def _installed_callbacks() -> tuple[type, ...]:
