@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from antiphase.errors import StateError
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
-from antiphase.noise.stream import NoiseStream
 from antiphase.torch.batch_selection import FixedOrderBatches
 from antiphase.torch.sharding import (
     Shapes,
@@ -29,6 +28,9 @@ from antiphase.torch.sharding import (
     share_of_memory,
 )
 from antiphase.torch.user_warnings import warn
+
+if TYPE_CHECKING:
+    from antiphase.noise.stream import NoiseStream
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Group:
             )
         own = self.owned(shapes)
         budget = share_of_memory(memory, own, shapes)
-        return NoiseStream(mechanism, key=key, run=run, shapes=own, memory=budget) if own else None
+        return mechanism.noise(key=key, run=run, shapes=own, memory=budget) if own else None
 
     # Sums
 

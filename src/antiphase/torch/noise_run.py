@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,12 +10,14 @@ from antiphase.errors import KeyFileError, StateError
 from antiphase.ledger.write_ahead import WriteAheadLedger
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
-from antiphase.noise.stream import NoiseStream
 from antiphase.torch import earlier_runs
 from antiphase.torch.distributed import Group
 from antiphase.torch.recorded_loader import StepCounter
 from antiphase.torch.sharding import ShardedNoise
 from antiphase.torch.user_warnings import warn
+
+if TYPE_CHECKING:
+    from antiphase.noise.stream import NoiseStream
 
 Row = dict[str, np.ndarray[Any, Any]]
 
@@ -263,7 +265,7 @@ class NoiseRun:
 
 def row_of(run: NoiseRun, step: int) -> Row:
     """Row ``step`` of the noise again, for tests and studies; whoever has the key can do so."""
-    stream = NoiseStream(run.mechanism, key=run.key, run=run.run, shapes=run.shapes, memory="2GB")
+    stream = run.mechanism.noise(key=run.key, run=run.run, shapes=run.shapes, memory="2GB")
     stream.skip(step)
     row: Row = stream.next()
     return row

@@ -14,8 +14,6 @@ from torch.distributed.tensor import DTensor, Shard
 
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
-from antiphase.noise.normals import CHUNK
-from antiphase.noise.stream import NoiseStream, parse_memory
 
 Shapes = dict[str, tuple[int, ...]]
 RowRange = tuple[int, int]  # of a tensor's first dimension: the first row, and the end
@@ -43,6 +41,8 @@ def share_of_memory(memory: str | int, own: Shapes, all_shapes: Shapes) -> int:
     A memory that is too small for one process is too small for each of several, so that all of
     them refuse and none waits for another.
     """
+    from antiphase.noise.normals import CHUNK
+    from antiphase.noise.stream import parse_memory
 
     def chunks(shapes: Shapes) -> int:
         return sum(-(-math.prod(shape) // CHUNK) for shape in shapes.values())
@@ -83,6 +83,9 @@ class ShardedNoise:
         memory: str | int = "2GB",
         threads: int | None = None,
     ) -> None:
+        from antiphase.noise.normals import CHUNK
+        from antiphase.noise.stream import NoiseStream
+
         # Where the shard begins in its chunks, how many numbers it has, and its shape.
         self._spans: dict[str, tuple[int, int, tuple[int, ...]]] = {}
         first_chunks, covers = {}, Shapes()
@@ -102,7 +105,7 @@ class ShardedNoise:
                 (stop - first) * width,
                 (stop - first, *shape[1:]),
             )
-        self._stream = None
+        self._stream: NoiseStream | None = None
         if covers:
             # PRIVACY: the counter has the place in the whole tensor: no normals twice.   [G17]
             place: dict[str, Any] = {"shapes": covers, "first_chunks": first_chunks}
