@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TWO    := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two processes, one thread each
 
-.PHONY: help setup demo test test-long test-studies test-integrations coverage mutants check bench bench-full docs reproduce clean
+.PHONY: help setup demo test test-long test-studies test-integrations test-install coverage mutants check bench bench-full docs reproduce clean
 
 setup: $(READY)      ## create the environment in .venv (other targets do so too)
 
@@ -15,7 +15,7 @@ help:                ## list the targets
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or run make PYTHON=…"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch,federated,data,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cli,torch,federated,data,dev]'
 	$(BIN)/pip check
 	@touch $@
 
@@ -36,6 +36,9 @@ test-studies: $(READY)  ## run the longest tests: the paper's results, benchmark
 test-integrations: $(READY)  ## install the extras and test Lightning, Hugging Face and Flower's simulation engine
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lightning,huggingface,simulation]'
 	$(BIN)/python -m pytest -q tests/torch/test_integrations.py tests/federated/test_simulation.py tests/planted
+
+test-install:        ## install wheel and sdist in empty environments, newest and lowest versions (10 minutes)
+	$(PYTHON) -m tests.install
 
 coverage: $(READY)   ## measure the coverage of the core by `make test`; fails below 95 %
 	$(TWO) -q -m "not long and not alone" --dist worksteal --cov --cov-report=term
