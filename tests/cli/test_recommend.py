@@ -54,3 +54,18 @@ def test_the_sampler_determines_what_is_recommended(run):
     for done in (ordinary, cyclic):
         typed = shlex.split(done.out.split("To use it: antiphase ")[1])
         assert run(*typed).code == 0
+
+
+@pytest.mark.issue(23)
+def test_an_adjacency_without_amplification_says_why_poisson_dp_sgd_is_missing(run):
+    """The command to use has the adjacency; one that the batches exclude is an error."""
+    words = "recommend --steps 16 --epochs 2 --epsilon 2 --delta 1e-5 --adjacency"
+    done = run(words, "replace-one")
+    text = " ".join(done.out.split())
+    assert "DP-SGD on Poisson batches is not compared: adjacency = \"replace-one\"" in text
+    typed = shlex.split(done.out.split("To use it: antiphase ")[1])
+    assert typed[-4:-2] == ["--adjacency", "replace-one"]
+    assert run(*typed).code == 0
+    refused = run(words, "add-remove")
+    assert refused.code == 2
+    assert refused.err.count("would shift every later batch") == 1

@@ -132,6 +132,8 @@ def _how_to_use(best: Entry, arguments: list[str]) -> str:
         del arguments[place : place + 2]
     for name, value in best.candidate.options.items():
         arguments += _argument(name, value)
+    if best.mechanism.adjacency != "zero-out":
+        arguments += _argument("adjacency", best.mechanism.adjacency)
     if sampling.amplifies:
         arguments += _argument("sampler", sampling.name)
     if sampling.rate is not None:

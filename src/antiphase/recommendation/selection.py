@@ -216,7 +216,7 @@ def _compared(
     if comparison.stopped:  # a recommendation needs all candidates
         raise KeyboardInterrupt
     if comparison.dp_sgd("fixed-order") is None:
-        raise ValueError("; ".join(comparison.refused.values()))
+        raise ValueError("; ".join(dict.fromkeys(comparison.refused.values())))
     return comparison
 
 
