@@ -145,7 +145,7 @@ def test_the_python_on_the_page_about_sampled_batches_runs(capsys):
 
 def test_the_python_on_the_page_for_users_of_opacus_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run_the_page("from-opacus.md", blocks=9)
+    run_the_page("from-opacus.md", blocks=10)
     printed = capsys.readouterr().out
     assert [round(float(line), 1) for line in printed.splitlines()[:3]] == [2.6, 3.7, 4.4]
     for words in (

@@ -95,3 +95,19 @@ def test_steps_and_the_users_word_are_enough_for_an_iterable_dataset(accumulatio
     assert "on the user's word, not checked" in engine.statement(1e-5).participation
     with pytest.raises(HorizonError):
         epoch(*private)
+
+
+@pytest.mark.issue(23)
+def test_reprs_tell_the_state_of_a_training_and_nothing_private():
+    """One line each: mechanism, steps and noise; neither the key nor counts of examples."""
+    assert repr(PrivacyEngine(mechanism="dp-mf")) == "<PrivacyEngine dp-mf: no plan>"
+    given = PrivacyEngine(mechanism=ap.design("dp-sgd", steps=15))
+    assert repr(given).startswith("<PrivacyEngine <Factorization dp-sgd: 15 steps")
+    training = Training(key=ap.Key.generate(), max_grad_norm=0.5).run(2)
+    text = "dp-mf: 2 of 15 steps released, noise multiplier 1, clip norm 0.5"
+    assert repr(training.engine) == f"<PrivacyEngine {text}>"
+    assert repr(training.engine.accountant) == f"<PlanAccountant {text}>"
+    assert repr(Training().engine).endswith("clip norm 1, INSECURE>")
+    opacus = PrivacyEngine(mechanism="dp-sgd")
+    epoch(*make_private(opacus, None))
+    assert repr(opacus) == "<PrivacyEngine dp-sgd: 5 steps released by Opacus>"

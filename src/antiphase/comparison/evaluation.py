@@ -123,7 +123,7 @@ def _calibrate_all(
         try:
             made = calibrate_candidate(setting, candidate, tolerance, report)
             seconds = time.perf_counter() - began
-            noise_bytes = noise_cost.kept_bytes(made.mechanism, setting.parameters)
+            noise_bytes = noise_cost.kept_bytes(made.mechanism.factorization, setting.parameters)
             calibrated.append(_Timed(made, seconds, noise_bytes))
         except DESIGN_ERRORS as error:
             refused[candidate.label] = str(error) or type(error).__name__

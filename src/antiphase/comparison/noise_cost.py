@@ -11,6 +11,7 @@ from antiphase.mechanism import Mechanism
 from antiphase.noise import Key
 
 if TYPE_CHECKING:
+    from antiphase.factorizations.base import Factorization
     from antiphase.noise.generators import Engine
     from antiphase.noise.stream import NoiseStream
 
@@ -29,11 +30,16 @@ def padded(parameters: int) -> int:
     return -(-parameters // CHUNK) * CHUNK
 
 
-def kept_bytes(mechanism: Mechanism, parameters: int) -> int:
+def redraws(factorization: Factorization) -> bool:
+    """Whether earlier normals are drawn again for every block of rows: dense noise."""
+    return _engine(factorization, padded(1)).regenerates
+
+
+def kept_bytes(factorization: Factorization, parameters: int) -> int:
     """Bytes that the noise keeps from step to step; scaled up from a small model."""
     row = padded(parameters)
     width = min(row, MAX_REGENERATED_WIDTH)
-    engine = _engine(mechanism, width)
+    engine = _engine(factorization, width)
     needed = engine.memory // width * row
     if engine.regenerates:  # as many rows as fit, at least four
         return min(needed, max(MAX_BYTES // (16 * row), 1) * 16 * row)
@@ -53,7 +59,7 @@ def row_seconds(mechanism: Mechanism, parameters: int, memory: int) -> float:
         return mechanism.noise(width, key=Key.insecure(0), memory=limit)  # nothing is released
 
     row = padded(parameters)
-    if not _engine(mechanism, padded(1)).regenerates:
+    if not redraws(mechanism.factorization):
         width = max(min(parameters, MAX_WIDTH, MAX_BYTES * row // max(memory, 1)), 1)
         stream(width).next()  # compiles
         times = _times(stream(width), min(mechanism.steps, MAX_ROWS))
@@ -66,10 +72,10 @@ def row_seconds(mechanism: Mechanism, parameters: int, memory: int) -> float:
     return row / width * sum(_times(last, rows)) / rows
 
 
-def _engine(mechanism: Mechanism, width: int) -> Engine:
+def _engine(factorization: Factorization, width: int) -> Engine:
     from antiphase.noise.generators import engine_for
 
-    return engine_for(mechanism.factorization, mechanism.noise_scale, width, ENOUGH_BYTES)
+    return engine_for(factorization, 1.0, width, ENOUGH_BYTES)
 
 
 def _times(stream: NoiseStream, rows: int) -> list[float]:

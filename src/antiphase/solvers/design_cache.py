@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,8 @@ from antiphase._util.progress import Progress, ProgressReport
 from antiphase._util.values import digest
 from antiphase.factorizations.base import MALFORMED, Factorization, restore
 from antiphase.problem import Problem
+
+log = logging.getLogger("antiphase")
 
 ALGORITHM = 5  # part of the cache's key: raise it when the same question would get another answer
 MIN_SECONDS = 0.1  # searches that take less are not kept
@@ -40,6 +43,7 @@ def cached(
     )
     path = cache.entry_path(question)
     if path is not None and (entry := _entry(path, question, problem)) is not None:
+        log.info("the design is from the cache (%s)", path)
         return entry
     watch = _Watch(progress)
     began = time.perf_counter()

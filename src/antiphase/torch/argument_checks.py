@@ -33,7 +33,7 @@ def check_arguments(request: Request) -> None:
     check.choice("loss_reduction", request.loss_reduction, ("mean", "sum"))
     _check_clip_norm(request)
     _check_noise(request)
-    for name in ("batch_first", "wrap_model", "rand_on_empty", "probe"):
+    for name in ("batch_first", "wrap_model", "rand_on_empty", "probe", "progress"):
         check.flag(name, getattr(request, name))
     if request.poisson_sampling is not None:
         check.flag("poisson_sampling", request.poisson_sampling)

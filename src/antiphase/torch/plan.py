@@ -1,13 +1,10 @@
-"""Derive steps, participation, workload and noise from the training script."""
+"""Derive steps, participation and workload from the training script."""
 
 from __future__ import annotations
 
 import copy
-import math
-import os
 import warnings
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +12,8 @@ import torch
 
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
-from antiphase.design import design, designs, options_for
 from antiphase.factorizations.base import Factorization
-from antiphase.mechanism import Mechanism, calibrate, load
+from antiphase.mechanism import Mechanism
 from antiphase.participation import Epochs, Once, Participation
 from antiphase.torch.argument_checks import length
 from antiphase.torch.request import Request
@@ -240,104 +236,3 @@ def _steps_without_length(request: Request, factorization: Factorization | None)
     return check.whole_number("steps", request.steps) * check.whole_number(
         "gradient_accumulation_steps", request.gradient_accumulation_steps
     )
-
-
-def checked_mechanism(
-    mechanism: Any, design_options: dict[str, Any]
-) -> str | Factorization | Mechanism:
-    """The mechanism of an engine; a file is read.
-
-    Args:
-        mechanism: a name, a path, a factorization or a mechanism.
-        design_options: options of a design that is given by name.
-
-    Raises:
-        ValueError: if there is no such design.
-        TypeError: if it is none of these, or there is no such option.
-    """
-    if isinstance(mechanism, os.PathLike) or (
-        isinstance(mechanism, str) and Path(mechanism).suffix
-    ):
-        mechanism = load(mechanism)
-    if isinstance(mechanism, str):
-        known: Any = (*designs(),)
-        check.choice("mechanism", mechanism, known)
-        known = options_for(mechanism)
-        for name in sorted(set(design_options) - set(known)):
-            raise TypeError(
-                f"{name} = {design_options[name]!r}: PrivacyEngine has no such argument, and "
-                f"{mechanism} no such option; it takes {', '.join(known)}"
-                f"{check.suggestion(name, known)}"
-            )
-        return mechanism
-    if not isinstance(mechanism, Factorization | Mechanism):
-        raise TypeError(
-            f"mechanism = {mechanism!r} must be the name of a design, the path of a file, a "
-            f"Factorization or a Mechanism, not {type(mechanism).__name__}"
-        )
-    if design_options:
-        raise TypeError(
-            f"{', '.join(sorted(design_options))}: options are for designs by name, and this one "
-            "is made already. Give them to antiphase.design"
-        )
-    return mechanism
-
-
-def calibrate_mechanism(
-    mechanism: str | Factorization | Mechanism,
-    design_options: dict[str, Any],
-    plan: TrainingPlan,
-    request: Request,
-) -> Mechanism:
-    """The calibrated mechanism of a plan, designed for it if it is given by name.
-
-    Args:
-        mechanism: the name of a design, a factorization, or a mechanism, which must fit.
-        design_options: options of the design.
-        plan: steps, workload and participation.
-        request: has clip norm, noise multiplier or (ε, δ).
-
-    Raises:
-        ValueError: if a given mechanism has another noise multiplier or clip norm.
-        TypeError: unless exactly one of noise multiplier and ε is given.
-    """
-    epsilon, noise_multiplier = request.target_epsilon, request.noise_multiplier
-    clip_norm = _clip_norm(request.max_grad_norm)
-    if isinstance(mechanism, Mechanism):
-        if epsilon is not None:
-            raise ValueError(
-                f"target_epsilon = {epsilon}: the mechanism has its noise multiplier already. "
-                "Leave target_epsilon out, or give the factorization alone: mechanism.factorization"
-            )
-        same_noise = noise_multiplier in (None, mechanism.noise_multiplier)
-        if not same_noise or clip_norm != mechanism.clip_norm:
-            raise ValueError(
-                f"noise_multiplier = {noise_multiplier}, max_grad_norm = {clip_norm:g}: the "
-                f"mechanism has {mechanism.noise_multiplier:g} and {mechanism.clip_norm:g}. Leave "
-                "noise_multiplier out, and give that clip norm"
-            )
-        return mechanism
-    if (noise_multiplier is None) == (epsilon is None):
-        raise TypeError(
-            f"noise_multiplier = {noise_multiplier}, target_epsilon = {epsilon}: give one of the "
-            "two, the other follows"
-        )
-    if isinstance(mechanism, str):
-        mechanism = design(
-            mechanism, workload=plan.workload, participation=plan.participation, **design_options
-        )
-    assert isinstance(mechanism, Factorization)
-    return calibrate(
-        mechanism,
-        epsilon=epsilon,
-        delta=request.target_delta,
-        noise_multiplier=noise_multiplier,
-        clip_norm=clip_norm,
-    )
-
-
-def _clip_norm(max_grad_norm: float | list[float]) -> float:
-    if isinstance(max_grad_norm, list | tuple):
-        # PRIVACY: with one norm for each tensor, an example moves the sum by their norm.   [G16]
-        return math.sqrt(sum(norm * norm for norm in max_grad_norm))
-    return float(max_grad_norm)

@@ -32,6 +32,9 @@ class PlanAccountant:
         rows = run.drawn if spent else run.mechanism.steps
         return run.mechanism.epsilon_of_runs([*run.replaced_runs(), rows], delta)
 
+    def __repr__(self) -> str:
+        return f"<PlanAccountant {describe_run(self._run)}>"
+
     def __len__(self) -> int:
         return self._run.position
 
@@ -47,6 +50,17 @@ class PlanAccountant:
     def load_state_dict(self, _: Any) -> None:
         """Refuse: the plan is restored by `PrivacyEngine.load_checkpoint`."""
         raise ValueError("the plan is restored by PrivacyEngine.load_checkpoint")
+
+
+def describe_run(run: NoiseRun) -> str:
+    """Mechanism and progress of a training in a few words; nothing of the data or the key."""
+    mechanism = run.mechanism
+    insecure = ", INSECURE" if run.key.is_insecure else ""
+    return (
+        f"{mechanism.factorization.name}: {run.position} of {mechanism.steps} steps released, "
+        f"noise multiplier {mechanism.noise_multiplier:.4g}, clip norm {mechanism.clip_norm:g}"
+        f"{insecure}"
+    )
 
 
 def privacy_statement(training: PrivateTraining, delta: float | None) -> PrivacyStatement:

@@ -19,13 +19,9 @@ from antiphase.statement import PrivacyStatement
 from antiphase.torch import checkpoint
 from antiphase.torch.argument_checks import check_arguments
 from antiphase.torch.opacus_dp_sgd import OpacusEngine
-from antiphase.torch.plan import (
-    TrainingPlan,
-    calibrate_mechanism,
-    checked_mechanism,
-    plan_training,
-)
-from antiphase.torch.plan_accountant import PlanAccountant, privacy_statement
+from antiphase.torch.plan import TrainingPlan, plan_training
+from antiphase.torch.plan_accountant import PlanAccountant, describe_run, privacy_statement
+from antiphase.torch.planned_mechanism import checked_mechanism, planned_mechanism
 from antiphase.torch.request import Request, warn_of_large_delta
 from antiphase.torch.user_warnings import warn
 from antiphase.torch.validation import validate
@@ -109,6 +105,14 @@ class PrivacyEngine(OpacusEngine):
         self._training: PrivateTraining | None = None
         self._warned_of_lost_key = False
 
+    def __repr__(self) -> str:
+        if self._training is not None:
+            return f"<PrivacyEngine {describe_run(self._training.release)}>"
+        requested = self._requested_mechanism
+        name = requested if isinstance(requested, str) else repr(requested)
+        done = f"{self._opacus_steps} steps released by Opacus" if self._opacus_steps else "no plan"
+        return f"<PrivacyEngine {name}: {done}>"
+
     def make_private(
         self,
         *,
@@ -138,6 +142,7 @@ class PrivacyEngine(OpacusEngine):
         probe: bool = True,
         probe_inputs: Callable[[int], Any] | None = None,
         uncovered: str = "refuse",
+        progress: bool = True,
         **kwargs: Any,
     ) -> Any:
         """Make a training private: plan it, validate its parts, and wrap them.
@@ -182,6 +187,7 @@ class PrivacyEngine(OpacusEngine):
             probe_inputs: makes the model's inputs for a number of examples, if they cannot be made
                 up from the loader.
             uncovered: "refuse" parameters that are not in the optimizer, or "freeze" them.
+            progress: whether to show the progress of a long design, in terminals and notebooks.
             kwargs: further arguments of Opacus, for DP-SGD on Poisson samples alone.
 
         Returns:
@@ -206,7 +212,7 @@ class PrivacyEngine(OpacusEngine):
         request.refuse_unplanned_arguments()
         self._refuse_second_training()
         plan = plan_training(self._requested_mechanism, request)
-        mechanism = calibrate_mechanism(
+        mechanism = planned_mechanism(
             self._requested_mechanism, self._design_options, plan, request
         )
         group = validate(request, plan, mechanism)
@@ -268,6 +274,7 @@ class PrivacyEngine(OpacusEngine):
         if not self._uses_opacus(poisson_sampling, has_length=True):
             return self.make_private(**target, **arguments)
         warn_of_large_delta(target_delta, arguments.get("data_loader"))
+        arguments.pop("progress", None)  # Opacus shows none
         arguments["poisson_sampling"] = poisson_sampling is not False
         return super().make_private_with_epsilon(**target, **arguments)
 

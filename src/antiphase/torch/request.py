@@ -51,6 +51,7 @@ class Request:
     probe: bool
     probe_inputs: Callable[[int], Any] | None
     uncovered: str
+    progress: bool
     extra: dict[str, Any]  # arguments that Opacus may know and we do not
 
     @property
