@@ -2,11 +2,12 @@
 
 import io
 import sys
+import time
 
 import pytest
 
 from antiphase._util import progress
-from antiphase._util.progress import ProgressReport, TextBar
+from antiphase._util.progress import ProgressReport, TextBar, shown
 
 
 class Terminal(io.StringIO):
@@ -69,18 +70,61 @@ def test_a_known_total_is_shown_as_a_bar(clock, monkeypatch):
 @pytest.mark.parametrize(
     ("stream", "seconds", "shown", "visible"),
     [
-        (NotebookStream(), [3], True, True),
         (Terminal(), [3], False, False),
         (Terminal(), [1.9], True, False),
         (io.StringIO(), [3], True, False),
         (None, [3], True, False),
     ],
-    ids=["a notebook", "silenced", "quick work", "a file", "no stream"],
+    ids=["silenced", "quick work", "a file", "no stream"],
 )
 def test_it_is_shown_where_somebody_looks(clock, monkeypatch, stream, seconds, shown, visible):
     monkeypatch.setattr(sys, "stderr", stream)
     search(clock, seconds, shown=shown)
     assert stream is None or bool(stream.getvalue()) == visible
+
+
+@pytest.mark.issue(23)
+def test_in_a_notebook_it_is_on_standard_output(clock, monkeypatch):
+    """Standard error has the colour of errors there."""
+    notebook, errors = NotebookStream(), NotebookStream()
+    monkeypatch.setattr(sys, "stdout", notebook)
+    monkeypatch.setattr(sys, "stderr", errors)
+    search(clock, [3])
+    assert notebook.getvalue()
+    assert not errors.getvalue()
+
+
+@pytest.mark.issue(23)
+def test_the_seconds_go_on_without_reports(monkeypatch):
+    """A calibration of seconds makes no report; nothing is written once the bar is removed."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_TICKS", 0.01)
+    with TextBar("comparing") as bar:
+        bar(ProgressReport(0, 4, task="dp-mf"))
+        time.sleep(1.2)
+    ended = terminal.getvalue()
+    seen = terminal.lines()
+    assert seen[0] == "comparing dp-mf: [....................] 0 of 4, 0 s"
+    assert "comparing dp-mf: [....................] 0 of 4, 1 s" in seen
+    assert seen[-1] == ""
+    time.sleep(0.3)
+    assert terminal.getvalue() == ended
+
+
+@pytest.mark.issue(23)
+def test_a_bar_a_function_or_nothing_is_shown(monkeypatch):
+    """For True, for a function, and for False; all else is named."""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with shown(True, "comparing") as bar:
+        assert bar._stream is sys.stderr
+    with shown(False, "comparing") as bar:
+        assert bar._stream is None
+    with shown(print, "comparing") as function:
+        assert function is print
+    with pytest.raises(TypeError, match="progress = 3 must be True or False"), shown(3, ""):
+        pass
 
 
 def test_the_line_is_removed_if_the_work_fails(clock, monkeypatch):

@@ -62,7 +62,7 @@ def test_an_adjacency_without_amplification_says_why_poisson_dp_sgd_is_missing(r
     words = "recommend --steps 16 --epochs 2 --epsilon 2 --delta 1e-5 --adjacency"
     done = run(words, "replace-one")
     text = " ".join(done.out.split())
-    assert "DP-SGD on Poisson batches is not compared: adjacency = \"replace-one\"" in text
+    assert 'DP-SGD on Poisson batches is not compared: adjacency = "replace-one"' in text
     typed = shlex.split(done.out.split("To use it: antiphase ")[1])
     assert typed[-4:-2] == ["--adjacency", "replace-one"]
     assert run(*typed).code == 0

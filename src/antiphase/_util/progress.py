@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from antiphase._util import checks as check
+
 BAR_WIDTH = 20  # characters
 QUIET_SECONDS = 2.0  # before a bar is shown
 SECONDS_BETWEEN_UPDATES = 0.2
+SECONDS_BETWEEN_TICKS = 0.5  # if there is no report
 
 
 @dataclass(frozen=True)
@@ -42,10 +47,10 @@ Progress = Callable[[ProgressReport], object]
 
 
 class TextBar:
-    """A progress bar for scripts and notebooks: one line on standard error, removed at the end.
+    """A progress bar for scripts and notebooks: one line, removed at the end.
 
     Nothing is written in the first two seconds, nor where nobody looks: standard error must be a
-    terminal or belong to a notebook.
+    terminal, or standard output belong to a notebook. The seconds go on between reports.
 
     Args:
         task: what is done, such as ``"designing dp-mf"``.
@@ -57,35 +62,50 @@ class TextBar:
     """
 
     def __init__(self, task: str, shown: bool = True) -> None:
-        self._task, self._shown = task, shown and _is_watched(sys.stderr)
+        self._task, self._stream = task, _watched_stream() if shown else None
         self._width = 0  # of the line that is shown
+        self._report = ProgressReport(0)
+        self._lock, self._ended = threading.Lock(), threading.Event()
 
     def __enter__(self) -> Self:
         self._began = self._updated = time.monotonic()
+        if self._stream is not None:
+            threading.Thread(target=self._count_seconds, daemon=True).start()
         return self
 
     def __call__(self, report: ProgressReport) -> None:
         """Show a report, unless the last one was shown just now."""
+        self._report = report
+        self._update()
+
+    def _count_seconds(self) -> None:
+        while not self._ended.wait(SECONDS_BETWEEN_TICKS):
+            self._update()
+
+    def _update(self) -> None:
         now = time.monotonic()
-        recent = now - self._updated < SECONDS_BETWEEN_UPDATES
-        if not self._shown or now - self._began < QUIET_SECONDS or (self._width and recent):
-            return
-        self._updated = now
-        self._write(self._line(report, now - self._began))
+        with self._lock:
+            recent = self._width and now - self._updated < SECONDS_BETWEEN_UPDATES
+            quiet = self._stream is None or now - self._began < QUIET_SECONDS
+            if not (quiet or recent or self._ended.is_set()):
+                self._updated = now
+                self._write(self._line(self._report, now - self._began))
 
     def _line(self, report: ProgressReport, seconds: float) -> str:
-        parts = [f"{report.done} iterations"]
+        parts = [f"{report.done} iterations"] if report.done else []
         if report.total:
             filled = BAR_WIDTH * report.done // report.total
             bar = "#" * filled + "." * (BAR_WIDTH - filled)
             parts = [f"[{bar}] {report.done} of {report.total}"]
         if report.gap is not None:
             parts.append(f"gap {report.gap:.0e}")
-        return f"{' '.join([self._task, report.task]).strip()}: {', '.join(parts)}, {seconds:.0f} s"
+        parts.append(f"{seconds:.0f} s")
+        return f"{' '.join([self._task, report.task]).strip()}: {', '.join(parts)}"
 
-    def _write(self, line: str) -> None:
-        sys.stderr.write(f"\r{line.ljust(self._width)}")
-        sys.stderr.flush()
+    def _write(self, line: str, end: str = "") -> None:
+        assert self._stream is not None
+        self._stream.write(f"\r{line.ljust(self._width)}{end}")
+        self._stream.flush()
         self._width = len(line)
 
     def __exit__(
@@ -94,11 +114,24 @@ class TextBar:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._width:
-            self._write("")
-            sys.stderr.write("\r")
+        with self._lock:
+            self._ended.set()
+            if self._width:
+                self._write("", end="\r")
 
 
-def _is_watched(stream: Any) -> bool:
-    """Whether a stream is a terminal or belongs to a notebook."""
-    return bool(stream) and (stream.isatty() or type(stream).__module__.startswith("ipykernel"))
+@contextmanager
+def shown(progress: Progress | bool, task: str) -> Iterator[Progress]:
+    """The callback that ``progress`` is; for True a `TextBar`, for False nothing is shown."""
+    if callable(progress):
+        yield progress
+    else:
+        with TextBar(task, check.flag("progress", progress)) as bar:
+            yield bar
+
+
+def _watched_stream() -> Any:
+    """Standard error if it is a terminal, standard output of a notebook, or None."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        return sys.stderr
+    return sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from antiphase._util.progress import Progress, ProgressReport
+from antiphase._util.progress import Progress, ProgressReport, shown
 from antiphase.accounting.accountant import adjacency_factor
 from antiphase.accounting.gaussian import gaussian_noise_multiplier
 from antiphase.comparison import noise_cost
@@ -35,7 +35,7 @@ def compare(
     *,
     tolerance: float = 1e-3,
     measure: bool = True,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> Comparison:
     """Design and calibrate mechanisms for a setting, and compare their noise and its cost.
 
@@ -47,7 +47,9 @@ def compare(
             `default_candidates`. The name ``"dp-sgd"`` stands for `dp_sgd_candidates`.
         tolerance: certified gap at which optimal designs stop.
         measure: whether to measure the time of a row of noise.
-        progress: called with the number of finished candidates and the gap of the current search.
+        progress: whether to show a bar in terminals and notebooks if it takes more than two
+            seconds; or a function, called with the number of finished candidates and the gap of the
+            current search.
 
     Returns:
         A comparison, which notebooks show as tables; ``plot()`` draws it. Candidates that cannot be
@@ -75,8 +77,19 @@ def compare(
     distinct = list({(c.design_label, c.sampling or setting.sampling): c for c in settled}.values())
     if not distinct:
         raise ValueError("candidates = []: there is nothing to compare")
-    calibrated, refused, stopped = _calibrate_all(setting, distinct, tolerance, progress)
-    _reporter(progress, "", len(distinct), len(distinct))(ProgressReport(0))
+    with shown(progress, "comparing") as report:
+        return _compare(setting, distinct, tolerance, measure, report)
+
+
+def _compare(
+    setting: Setting,
+    candidates: list[Candidate],
+    tolerance: float,
+    measure: bool,
+    progress: Progress,
+) -> Comparison:
+    calibrated, refused, stopped = _calibrate_all(setting, candidates, tolerance, progress)
+    _reporter(progress, "", len(candidates), len(candidates))(ProgressReport(0))
     optimum = _known_optimum([one.made.mechanism.factorization for one in calibrated])
     if optimum is None and not stopped:
         try:
@@ -111,7 +124,7 @@ class _Timed:
 
 
 def _calibrate_all(
-    setting: Setting, candidates: list[Candidate], tolerance: float, progress: Progress | None
+    setting: Setting, candidates: list[Candidate], tolerance: float, progress: Progress
 ) -> tuple[list[_Timed], dict[str, str], bool]:
     """Calibrated candidates; reasons of those refused; whether Ctrl-C came."""
     calibrated: list[_Timed] = []
@@ -137,10 +150,9 @@ def _calibrate_all(
     return calibrated, refused, False
 
 
-def _reporter(progress: Progress | None, label: str, done: int, total: int) -> Progress:
+def _reporter(progress: Progress, label: str, done: int, total: int) -> Progress:
     def report(search: ProgressReport) -> None:
-        if progress is not None:
-            progress(ProgressReport(done, total, search.gap, label))
+        progress(ProgressReport(done, total, search.gap, label))
 
     return report
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from antiphase._util import checks as check
-from antiphase._util.progress import Progress, ProgressReport
+from antiphase._util.progress import Progress, ProgressReport, shown
 from antiphase.comparison import (
     Candidate,
     Comparison,
@@ -56,7 +56,7 @@ def recommend(
     clip_norm: float = 1.0,
     initial_gap: float | None = None,
     tolerance: float = 1e-3,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> Recommendation:
     """Recommend the mechanism that leaves least noise in the model, for the batches at hand.
 
@@ -83,7 +83,8 @@ def recommend(
         initial_gap: ``f(x_0) − f*``, which a range of learning rates needs if ``spectrum`` is an
             estimate; for k classes at most log k.
         tolerance: certified gap at which designs stop.
-        progress: called with a report while candidates are designed.
+        progress: whether to show a bar in terminals and notebooks if it takes more than two
+            seconds; or a function, called with a report while candidates are designed.
 
     Returns:
         The recommended mechanism with reasons and assumptions, which notebooks show; ``plot()``
@@ -104,10 +105,11 @@ def recommend(
     require_setting(setting)
     if damping is not None and spectrum is not None:
         raise ValueError(f"damping = {damping} and a spectrum exclude each other; give one")
-    if spectrum is None:
-        return _by_worst_case(setting, damping, tolerance, progress)
-    score = QuadraticCriterion.of(spectrum, criterion, initial_gap)
-    comparison, values, designs = _ranked(setting, score, tolerance, progress)
+    with shown(progress, "comparing") as report:
+        if spectrum is None:
+            return _by_worst_case(setting, damping, tolerance, report)
+        score = QuadraticCriterion.of(spectrum, criterion, initial_gap)
+        comparison, values, designs = _ranked(setting, score, tolerance, report)
     noise, best, cheaper = _selected(comparison, values)
     gains = _gains(comparison, best, values)
     rates, missing = _learning_rates(score, best, batch_size, clip_norm, initial_gap)
@@ -125,7 +127,7 @@ def _by_worst_case(
     setting: Setting,
     damping: float | None,
     tolerance: float,
-    progress: Progress | None,
+    progress: Progress,
 ) -> Recommendation:
     """Recommend without a spectrum: no damping, or one for all directions."""
     steps, final_weight = setting.steps, math.sqrt(setting.steps)
@@ -164,7 +166,7 @@ def _ranked(
     setting: Setting,
     criterion: QuadraticCriterion,
     tolerance: float,
-    progress: Progress | None,
+    progress: Progress,
 ) -> tuple[Comparison, Values, int]:
     """Rank all designs, compare the shortlist; return the values by label and their number."""
     started = 0
@@ -172,8 +174,8 @@ def _ranked(
     def report(label: str) -> None:
         nonlocal started
         started += 1
-        if progress is not None:  # the total is unknown: approach it without reaching it
-            progress(ProgressReport(started, 2 * started + 8, task=label))
+        # The total is unknown: approach it without reaching it.
+        progress(ProgressReport(started, 2 * started + 8, task=label))
 
     ranked, refused = rank(setting, criterion, tolerance, report)
     shortlist = _independent_or_amplified(setting) + _shortlist(setting, ranked)
@@ -210,7 +212,7 @@ def _shortlist(setting: Setting, ranked: list[RankedDesign]) -> list[Candidate]:
 
 
 def _compared(
-    setting: Setting, candidates: list[Candidate], tolerance: float, progress: Progress | None
+    setting: Setting, candidates: list[Candidate], tolerance: float, progress: Progress
 ) -> Comparison:
     comparison = compare(setting, candidates, tolerance=tolerance, measure=False, progress=progress)
     if comparison.stopped:  # a recommendation needs all candidates
