@@ -65,3 +65,13 @@ def test_arrays_are_read_only_copies():
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 2
     assert check.per_step("r", 0.5, 3).tolist() == [0.5] * 3
+
+
+def test_memory_sizes_are_parsed():
+    assert [check.parse_memory(s) for s in ("1KB", "2 MiB", "1.5gb", "7", 9)] == [
+        1000,
+        2 << 20,
+        1_500_000_000,
+        7,
+        9,
+    ]

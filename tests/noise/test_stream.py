@@ -23,7 +23,7 @@ from antiphase.noise.generators import (
     engine_for,
 )
 from antiphase.noise.normals import CHUNK
-from antiphase.noise.stream import MIN_THREADED_WIDTH, NoiseStream, parse_memory
+from antiphase.noise.stream import MIN_THREADED_WIDTH, NoiseStream
 from antiphase.objective import Restarts
 from tests.noise.engines import ENGINES, RUN, D, T, banded, normals, rows_of
 from tests.statistical import whitening
@@ -505,16 +505,6 @@ def test_vectors_and_unnamed_tensors_are_distinguished_after_a_restart():
             *(r.values() if isinstance(r, dict) else [r] for r in (row, same)), strict=True
         ):
             np.testing.assert_array_equal(one, other)
-
-
-def test_memory_sizes_are_parsed():
-    assert [parse_memory(s) for s in ("1KB", "2 MiB", "1.5gb", "7", 9)] == [
-        1000,
-        2 << 20,
-        1_500_000_000,
-        7,
-        9,
-    ]
 
 
 class ElsewhereTensor:

@@ -6,15 +6,16 @@ wrong type raises `TypeError`, a value out of range `ValueError`.
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 import os
-from collections.abc import Collection
+import re
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from antiphase._util.suggestions import suggestion as suggestion
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -75,25 +76,27 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def suggestion(value: str, allowed: Collection[str]) -> str:
-    """The end of an error message: the nearest of the ``allowed`` words, or nothing.
-
-    Example:
-        >>> suggestion("dpmf", ["dp-sgd", "dp-mf", "blt"])
-        "; did you mean 'dp-mf'?"
-        >>> suggestion("DP-MF", ["dp-sgd", "dp-mf"]), suggestion("--noise", ["--noise-multiplier"])
-        ("; did you mean 'dp-mf'?", "; did you mean '--noise-multiplier'?")
-    """
-    longer = [word for word in allowed if word.startswith(value)]
-    nearest = longer or difflib.get_close_matches(value.lower(), allowed, n=1)
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""
-
-
 def instance(name: str, value: Any, kind: type) -> Any:
     """``value``, if it is an instance of ``kind``."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} = {value!r} must be a {kind.__name__}, not {type(value).__name__}")
     return value
+
+
+def parse_memory(memory: str | int) -> int:
+    """Return a number of bytes, from a number or a size like ``"512MB"``.
+
+    Example:
+        >>> parse_memory("1.5 GB")
+        1500000000
+    """
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.IGNORECASE)
+        if not match:
+            raise ValueError(f"memory = {memory!r} must be a size such as '512MB' or '2GiB'")
+        power = " KMGT".index(match[2].upper() or " ")
+        return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+    return whole_number("memory", memory)
 
 
 def name_or_path(name: str, value: Any) -> str | os.PathLike[str]:

@@ -8,21 +8,8 @@ import typer
 from typer import Option
 
 from antiphase import __version__
-from antiphase.cli import (
-    audit,
-    calibrate,
-    compare,
-    data,
-    demo,
-    design,
-    options,
-    output,
-    recommend,
-    statement,
-    train,
-    verify,
-)
-from antiphase.cli.commands import Command, Commands, expand_groups, help_text, unbroken
+from antiphase.cli import output
+from antiphase.cli.commands import Commands, unbroken
 from antiphase.cli.errors import EXIT_ERROR, EXIT_INTERRUPTED, exit_codes
 
 app = typer.Typer(
@@ -59,30 +46,21 @@ def _options(
         raise typer.Exit(EXIT_ERROR)
 
 
-# Commands whose options or results have the words of the glossary.
-WITH_GLOSSARY = (
-    design.design,
-    compare.compare,
-    calibrate.calibrate,
-    statement.statement,
-    verify.verify,
-    train.train,
-)
-
-for command in (
-    design.design,
-    compare.compare,
-    recommend.recommend,
-    calibrate.calibrate,
-    statement.statement,
-    verify.verify,
-    audit.audit,
-    train.train,
-    data.data,
-    demo.demo,
-):
-    epilog = unbroken(options.GLOSSARY) if command in WITH_GLOSSARY else None
-    app.command(cls=Command, help=help_text(command), epilog=epilog)(expand_groups(command))
+# The help of all commands shows these lines without importing them.
+COMMANDS = {
+    "design": "Design a mechanism and write it to a file.",
+    "compare": "Compare mechanisms at equal privacy.",
+    "recommend": "Recommend a mechanism for a setting.",
+    "calibrate": "Calibrate a design to ε, or compute its ε.",
+    "statement": "Print the privacy statement of a mechanism.",
+    "verify": "Check a mechanism file by other methods.",
+    "audit": "Test a privacy claim by an attack.",
+    "train": "Train a model with differential privacy.",
+    "data": "Download, check and describe a data set.",
+    "demo": "Compare four mechanisms on digits.",
+}
+for name, summary in COMMANDS.items():
+    app.command(name, help=summary)(lambda: None)
 
 
 def main() -> None:

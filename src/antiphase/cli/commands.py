@@ -10,18 +10,22 @@ import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-from typer import BadParameter
+from typer import BadParameter, Typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 from typer.models import OptionInfo
 
-from antiphase._util.checks import suggestion
+from antiphase._util.suggestions import suggestion
 from antiphase.cli.errors import USAGE_ERROR, usage_error
 
 HYPHEN = "\u2011"  # at which lines are not broken
 NO_BREAK_SPACE = "\u00a0"
+# Commands whose options or results have the words of the glossary.
+WITH_GLOSSARY = {"design", "compare", "calibrate", "statement", "verify", "train"}
 EXAMPLE_WIDTH = 54  # columns: with indentation and backslash below 60
 
 
@@ -36,14 +40,17 @@ def _printable(text: str) -> str:
 
 
 class Commands(TyperGroup):
-    """All commands: one that does not exist is an error with a suggestion."""
+    """All commands: one that does not exist is an error with a suggestion.
+
+    The module of a command is imported when the command is called.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that ``args`` begin with."""
         if args[0] not in self.commands:
             similar = suggestion(args[0], self.commands)
             raise usage_error(f"antiphase has no command {args[0]}{similar}")
-        return super().resolve_command(ctx, args)
+        return args[0], imported(args[0]), args[1:]
 
     def get_help(self, ctx: Any) -> str:
         """Return the help, with the hyphens as they are typed."""
@@ -69,6 +76,17 @@ class Command(TyperCommand):
     def get_help(self, ctx: Any) -> str:
         """Return the help, with the hyphens as they are typed."""
         return _printable(super().get_help(ctx))
+
+
+def imported(name: str) -> Any:
+    """Import a command's module, and make a command of its function."""
+    from antiphase.cli.options import GLOSSARY
+
+    function = getattr(import_module(f"antiphase.cli.{name}"), name)
+    epilog = unbroken(GLOSSARY) if name in WITH_GLOSSARY else None
+    app = Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, cls=Command, help=help_text(function), epilog=epilog)(expand_groups(function))
+    return get_command(app)
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:

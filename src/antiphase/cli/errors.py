@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from antiphase._util.checks import suggestion
+from antiphase._util.suggestions import suggestion
 from antiphase.cli import output
 from antiphase.errors import AntiphaseError, AntiphaseWarning
 

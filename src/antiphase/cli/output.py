@@ -10,14 +10,15 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from antiphase.statement import PrivacyStatement
+if TYPE_CHECKING:
+    from antiphase.statement import PrivacyStatement
 
 FILE_WIDTH = 400  # columns of a table that is not printed to a terminal: never cut off
 TEXT_WIDTH = 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -102,7 +101,7 @@ class NoiseStream:
             slice(start, start + size) for start, size in zip(starts, sizes, strict=False)
         ]
         self._engine = engine_for(
-            mechanism.factorization, mechanism.noise_scale, self._width, parse_memory(memory)
+            mechanism.factorization, mechanism.noise_scale, self._width, check.parse_memory(memory)
         )
         self._run = key.start_run(mechanism.digest) if run is None else key.check_run(run)
         self._pieces = self._split(key, starts, first_chunks)
@@ -389,22 +388,6 @@ def _memory_of(tensor: Any) -> Any:
     return (
         array if isinstance(array, np.ndarray) and array.ctypes.data == tensor.data_ptr() else None
     )
-
-
-def parse_memory(memory: str | int) -> int:
-    """Return a number of bytes, from a number or a size like ``"512MB"``.
-
-    Example:
-        >>> parse_memory("1.5 GB")
-        1500000000
-    """
-    if isinstance(memory, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.IGNORECASE)
-        if not match:
-            raise ValueError(f"memory = {memory!r} must be a size such as '512MB' or '2GiB'")
-        power = " KMGT".index(match[2].upper() or " ")
-        return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
-    return check.whole_number("memory", memory)
 
 
 def _checked_shapes(dimension: Any, shapes: Any) -> tuple[dict[str, tuple[int, ...]], bool]:

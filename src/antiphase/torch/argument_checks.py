@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from antiphase._util import checks as check
-from antiphase.noise.stream import parse_memory
 from antiphase.participation import Participation
 from antiphase.torch.request import Request
 
@@ -44,7 +43,7 @@ def check_arguments(request: Request) -> None:
             f'participation = {request.participation!r} must be "trusted" or a Participation such '
             "as antiphase.once()"
         )
-    parse_memory(request.memory)
+    check.parse_memory(request.memory)
     _check_scheduler(request)
     if request.is_ghost:
         _check_criterion(request)

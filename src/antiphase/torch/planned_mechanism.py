@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from antiphase._util import checks as check
+from antiphase._util.checks import parse_memory
 from antiphase._util.progress import QUIET_SECONDS, TextBar
 from antiphase.comparison.noise_cost import kept_bytes, padded, redraws, row_seconds
 from antiphase.design import design, designs, options_for
 from antiphase.factorizations.base import Factorization
 from antiphase.mechanism import Mechanism, calibrate, load
-from antiphase.noise.stream import parse_memory
 from antiphase.torch.distributed import Group
 from antiphase.torch.plan import TrainingPlan
 from antiphase.torch.request import Request

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+from antiphase._util.checks import parse_memory
 from antiphase.mechanism import Mechanism
 from antiphase.noise.key import Key
 
@@ -42,7 +43,6 @@ def share_of_memory(memory: str | int, own: Shapes, all_shapes: Shapes) -> int:
     them refuse and none waits for another.
     """
     from antiphase.noise.normals import CHUNK
-    from antiphase.noise.stream import parse_memory
 
     def chunks(shapes: Shapes) -> int:
         return sum(-(-math.prod(shape) // CHUNK) for shape in shapes.values())
