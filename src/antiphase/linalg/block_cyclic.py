@@ -41,6 +41,10 @@ class BlockCyclicMatrix(Protocol):
     def count(self) -> int:
         """Number of blocks."""
 
+    @property
+    def diagonal(self) -> Array:
+        """The entries on the diagonal, ``(nodes, n, B)``."""
+
     def single_inverse(self) -> Array:
         """The inverse of a matrix of one block."""
 
@@ -64,6 +68,11 @@ class GramForm:
     def count(self) -> int:
         """Number of blocks."""
         return int(self.D.shape[1])
+
+    @property
+    def diagonal(self) -> Array:
+        """The entries on the diagonal, for two blocks or more."""
+        return np.diagonal(self.D, axis1=2, axis2=3)
 
     def single_inverse(self) -> Array:
         """The inverse of a matrix of one block."""
@@ -100,6 +109,12 @@ class RootForm:
     def count(self) -> int:
         """Number of blocks."""
         return int(self.own.shape[1])
+
+    @property
+    def diagonal(self) -> Array:
+        """The entries on the diagonal, for two blocks or more."""
+        squares: Array = np.square(self.own).sum(axis=2)
+        return squares + np.roll(np.square(self.other).sum(axis=2), 1, axis=1)
 
     def single_inverse(self) -> Array:
         """The inverse of a matrix of one block."""

@@ -116,11 +116,14 @@ def best_bound(problem: Problem) -> float:
 
 
 def default_tolerance(problem: Problem) -> float:
-    """The relative gap at which a search stops unless told otherwise."""
+    """The relative gap at which a search stops unless told otherwise.
+
+    For several epochs it grows with the number of steps, so that searches take seconds.
+    """
     if problem.objective.is_maximum:
         return 1e-4
     several_epochs = is_block_cyclic(problem) or not problem.participation.fixed_order
-    if is_streamable(problem) or not several_epochs or problem.steps <= 1024:
+    if is_streamable(problem) or not several_epochs or problem.steps <= 512:
         return 1e-9
     return 1e-6 if problem.steps <= 4096 else 1e-4
 

@@ -13,8 +13,8 @@ by
     Q_j = X_j V_j X_j,      V_j ← (Σ_i √(Q_j)_ii)² · corr(Q_j)
 
 which never lowers the bound. Anderson's extrapolation is tried first and kept only if the bound
-rises. Affine combinations keep the diagonals constant but may be indefinite, which the Cholesky
-factorization detects.
+rises. It combines the matrix logarithms of ``V_j``, so that its result is positive definite and
+directions in which ``V_j`` is nearly singular count as much as others.
 
 `climb` needs the blocks ``X_j`` only. `solve` computes them by a dense singular value
 decomposition, for any workload; `multi_epoch` by block-cyclic matrices, for short recurrences.
@@ -32,9 +32,10 @@ from antiphase._util.checks import Array, Indices
 from antiphase._util.progress import Progress, ProgressReport
 from antiphase.linalg.anderson import Anderson
 
-MEMORY = 10  # earlier steps used by the extrapolation
+MEMORY = 20  # earlier steps used by the extrapolation
 ROUNDING = 1e-12  # relative margin by which the bound is lowered for rounding
 MAX_ITERATIONS = 500
+PATIENCE = 10  # iterations without a better feasible point after which rounding prevails
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,18 @@ class Point:
         """Relative difference of error and bound."""
         return self.error / self.bound - 1
 
+    def is_level_with(self, other: Point) -> bool:
+        """Whether the bound is not lower, up to rounding."""
+        return self.bound >= other.bound * (1 - max(self.noise, other.noise))
+
     def rises_from(self, other: Point) -> bool:
         """Whether the bound is higher, or equal up to rounding with a better feasible point."""
-        level = other.bound * (1 - max(self.noise, other.noise))
-        return self.bound > other.bound or (self.bound >= level and self.gap < other.gap)
+        return self.bound > other.bound or (self.is_level_with(other) and self.gap < other.gap)
 
 
-Evaluate = Callable[[list[Array]], Point]
-"""The dual function. Raises LinAlgError where V is not positive definite."""
+Evaluate = Callable[[list[Array], Point | None], Point]
+"""The dual function of V. Its second argument is the point before, if there is one; where its gap
+is large, few digits are enough. Raises LinAlgError where V is not positive definite."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,9 @@ def climb(
     iterations: int = MAX_ITERATIONS,
     progress: Progress | None = None,
 ) -> Ascent:
-    """Raise the bound until the feasible point is within ``tolerance`` of it, or rounding prevails.
+    """Raise the bound until the feasible point is within ``tolerance`` of it.
+
+    It ends earlier where rounding errors prevent further progress.
 
     Guarantee: the bound of every point visited holds, and none is below the one before by more than
     rounding.   [G5]
@@ -112,19 +119,24 @@ def climb(
         iterations: the maximum number of iterations.
         progress: called in every iteration; stops the search if it returns True.
     """
-    point = best = evaluate(V)
-    bounds = [point.bound]
+    point = best = evaluate(V, None)
+    bounds, stalled, coarse = [point.bound], 0, True
     anderson = Anderson(MEMORY)
     while best.gap > tolerance and len(bounds) <= iterations:
+        previous = point if coarse else None
         plain = plain_step(point)
-        rise = _extrapolated(evaluate, point, plain, anderson)
+        rise = _extrapolated(evaluate, point, previous, plain, anderson)
         if rise is None:
             anderson.restart()
-            rise = evaluate(plain)
-        if not rise.rises_from(point):
-            break  # converged up to rounding
+            rise = evaluate(plain, previous)
+        if stalled >= PATIENCE or not rise.is_level_with(point):
+            if not coarse:
+                break
+            coarse, stalled, point = False, 0, evaluate(point.V, None)
+            continue
         point = rise
         bounds.append(point.bound)
+        stalled = 0 if point.gap < best.gap else stalled + 1
         best = min(best, point, key=lambda p: p.gap)
         if progress and progress(ProgressReport(len(bounds) - 1, gap=best.gap)):
             return Ascent(best, bounds, stopped=True)
@@ -135,35 +147,55 @@ def plain_step(point: Point) -> list[Array]:
     """The maximiser of the minorant, scaled so that the diagonals ``m_j`` have mean 1."""
     out = []
     for v, x in zip(point.V, point.X, strict=True):
-        Q = x @ v @ x
-        d = np.sqrt(np.diagonal(Q, axis1=1, axis2=2))
-        corr = Q / (d[:, :, None] * d[:, None, :])
-        corr = (corr + corr.swapaxes(1, 2)) / 2
-        k = corr.shape[1]
-        corr[:, range(k), range(k)] = 1.0
-        out.append((d.sum(axis=1) ** 2)[:, None, None] * corr)
+        out.append(_with_constant_diagonal(x @ v @ x, lambda d: np.square(d.sum(axis=1))))
     mean = np.concatenate([v[:, 0, 0] for v in out]).mean()
     return [v / mean for v in out]
 
 
 def _extrapolated(
-    evaluate: Evaluate, point: Point, plain: list[Array], anderson: Anderson
+    evaluate: Evaluate,
+    point: Point,
+    previous: Point | None,
+    plain: list[Array],
+    anderson: Anderson,
 ) -> Point | None:
     """The extrapolated point; None unless it is definite and raises the bound."""
-    weight = np.concatenate([np.broadcast_to(1 / v[:, :1, :1], v.shape).ravel() for v in point.V])
-    step, current = (np.concatenate([v.ravel() for v in V]) for V in (plain, point.V))
-    mixed = anderson.extrapolate(step, step - current, weight)
+    step, current = (np.concatenate([_log(v).ravel() for v in V]) for V in (plain, point.V))
+    mixed = anderson.extrapolate(step, step - current, np.ones(1))
     if mixed is None:
         return None
     ends = np.cumsum([v.size for v in plain])[:-1]
-    V = [part.reshape(v.shape) for part, v in zip(np.split(mixed, ends), plain, strict=True)]
-    if any((v[:, 0, 0] <= 0).any() for v in V):
-        return None
+    parts = zip(np.split(mixed, ends), plain, strict=True)
     try:
-        candidate = evaluate(V)
-    except np.linalg.LinAlgError:  # not definite
+        candidate = evaluate([_exp(part.reshape(v.shape)) for part, v in parts], previous)
+    except np.linalg.LinAlgError:  # not definite within rounding
         return None
     return candidate if candidate.rises_from(point) else None
+
+
+def _log(V: Array) -> Array:
+    """The logarithms of a stack of positive definite matrices."""
+    values, vectors = np.linalg.eigh(V)
+    out: Array = (vectors * np.log(values)[:, None, :]) @ vectors.swapaxes(1, 2)
+    return out
+
+
+def _exp(logarithms: Array) -> Array:
+    """The exponentials, with the diagonal of each scaled to a constant."""
+    values, vectors = np.linalg.eigh(logarithms)
+    V = (vectors * np.exp(values)[:, None, :]) @ vectors.swapaxes(1, 2)
+    return _with_constant_diagonal(V, lambda d: np.mean(np.square(d), axis=1))
+
+
+def _with_constant_diagonal(Q: Array, diagonal: Callable[[Array], Array]) -> Array:
+    """``m_j·corr(Q_j)`` for a stack, with ``m`` a function of the roots of their diagonals."""
+    d = np.sqrt(np.diagonal(Q, axis1=1, axis2=2))
+    corr = Q / (d[:, :, None] * d[:, None, :])
+    corr = (corr + corr.swapaxes(1, 2)) / 2
+    k = corr.shape[1]
+    corr[:, range(k), range(k)] = 1.0
+    out: Array = diagonal(d)[:, None, None] * corr
+    return out
 
 
 @dataclass(frozen=True)
@@ -207,7 +239,7 @@ def solve(
     sizes = sorted({len(c) for c in classes})
     groups = [np.array([c for c in classes if len(c) == size]) for size in sizes]
     ascent = climb(
-        lambda V: _evaluate(root, groups, V),
+        lambda V, _: _evaluate(root, groups, V),
         [np.tile(0.8 * np.eye(g.shape[1]) + 0.2, (len(g), 1, 1)) for g in groups],
         tolerance=tolerance,
         iterations=iterations,

@@ -118,19 +118,21 @@ class MultiEpochDual:
 
         return root
 
-    def evaluate(self, V: list[Array], sharp: bool = False) -> dual.Point:
+    def evaluate(
+        self, V: list[Array], previous: dual.Point | None = None, sharp: bool = False
+    ) -> dual.Point:
         """The dual function for `dual.climb`.
 
         Args:
             V: a dual point.
+            previous: the point before; far from the optimum fewer digits are computed.
             sharp: eliminate by QR, which takes longer and keeps twice the digits.
         """
         full = self.layout.full(V)
-        low, high = self.ends(full, accuracy=0.1)
-        squares, weights = inverse_square_root_nodes(
-            nodes_needed(low, high, self.accuracy), low, high
-        )
-        S, beside = self._summed(self._matrices(full, sharp), squares, weights)
+        low, high = self.ends(full)
+        accuracy = max(self.accuracy, min(0.1, previous.gap / 1e4) if previous else 0.0)
+        squares, weights = inverse_square_root_nodes(nodes_needed(low, high, accuracy), low, high)
+        S, beside, condition = self._summed(self._matrices(full, sharp), squares, weights)
         own, before = self._inputs
         X = own.swapaxes(1, 2) @ S @ own
         if self._inputs_couple:
@@ -149,18 +151,15 @@ class MultiEpochDual:
         # The error after scaling the classes, with the second-order effect of their spread.
         mean = share @ sums / trace
         error = mean * trace * (1 + 2 * share @ np.square(sums / mean - 1) / trace)
-        # A Gram matrix loses digits with its condition number, high / low. The bounds were off by
-        # 0.0005 to 0.007 of UNIT_ROUNDOFF times that (prefix sums, momentum up to 0.95, up to 8,000
-        # steps), so a tenth is an upper estimate. It only tells `climb` which bounds are equal; the
-        # guarantee is that of `certified`.
-        noise = 0.1 * UNIT_ROUNDOFF * high / low
-        kept = low, high, float(trace * sums.max())
+        # It only tells `climb` which bounds are equal; the guarantee is that of `certified`.
+        noise = 0.1 * UNIT_ROUNDOFF * condition + accuracy
+        kept = condition, float(trace * sums.max())
         return dual.Point(V, blocks, float(trace**2 / budget), float(error), noise, kept)
 
-    def ends(self, full: Array, accuracy: float) -> tuple[float, float]:
+    def ends(self, full: Array) -> tuple[float, float]:
         """The spectral interval that the quadrature has to cover, widened for safety."""
         F = EpochFactor(self.layout, _cholesky(full))
-        low, high = extreme_eigenvalues(self.problem, F, accuracy)
+        low, high = extreme_eigenvalues(self.problem, F, accuracy=0.1)
         trace = low**-0.5  # its largest term, hence a lower bound
         cutoff = spectral_cutoff(self.problem, trace, self.tolerance)
         return low / SAFETY, min(high * SAFETY, cutoff)
@@ -171,8 +170,8 @@ class MultiEpochDual:
         The upper bound is the error of ``X(V)`` with all classes scaled by the largest.
         """
         point = self.evaluate(V, sharp=True)
-        low, high, error = point.more
-        margin = 10 * self.accuracy + dual.ROUNDING + 100 * UNIT_ROUNDOFF * np.sqrt(high / low)
+        condition, error = point.more
+        margin = 10 * self.accuracy + dual.ROUNDING + 100 * UNIT_ROUNDOFF * np.sqrt(condition)
         return float(point.bound * (1 - margin)), float(error * (1 + margin))
 
     def _summed(
@@ -180,32 +179,41 @@ class MultiEpochDual:
         matrices: Callable[[Array], block_cyclic.BlockCyclicMatrix],
         squares: Array,
         weights: Array,
-    ) -> tuple[Array, Array]:
-        """``Σ w_k K_k⁻¹`` next to the diagonal, with half of the nodes in another thread."""
+    ) -> tuple[Array, Array, float]:
+        """``Σ w_k K_k⁻¹`` next to the diagonal, with half of the nodes in another thread.
+
+        Also an upper bound on the condition number of every ``K_k`` with its rows and columns
+        scaled to diagonal 1, by which rounding errors grow: of ``K_k⁻¹``, or its root for QR, whose
+        errors are relative to the norm of each column. The norm of the inverse is at most its
+        trace, and that of the matrix at most its number of entries in a row.
+        """
         shape = self.layout.groups, self.layout.block, self.layout.block
         at_once = max(1, MAX_STACK_SIZE // int(np.prod(shape)))
 
-        def work(nodes: Indices) -> tuple[Array, Array]:
-            S, beside = np.zeros(shape), np.zeros(shape)
+        def work(nodes: Indices) -> tuple[Array, Array, float]:
+            S, beside, condition = np.zeros(shape), np.zeros(shape), 0.0
             for chunk in np.split(nodes, range(at_once, len(nodes), at_once)):
-                near, next_to = block_cyclic.near_diagonal(
-                    matrices(squares[chunk]), self._inputs_couple
-                )
+                matrix = matrices(squares[chunk])
+                near, next_to = block_cyclic.near_diagonal(matrix, self._inputs_couple)
                 S += np.tensordot(weights[chunk], near, 1)
                 if self._inputs_couple:
                     beside += np.tensordot(weights[chunk], next_to, 1)
-            return S, beside
+                scaled = matrix.diagonal * np.diagonal(near, axis1=2, axis2=3)
+                condition = max(condition, float(scaled.sum(axis=(1, 2)).max(initial=0.0)))
+            return S, beside, condition
 
         nodes = np.arange(len(squares))
         with ThreadPoolExecutor(1) as pool:
-            even = pool.submit(work, nodes[::2])
-            odd = work(nodes[1::2])
-            return odd[0] + even.result()[0], odd[1] + even.result()[1]
+            other = pool.submit(work, nodes[::2])
+            S, beside, condition = work(nodes[1::2])
+            even = other.result()
+        row = 3 * self.layout.block
+        return S + even[0], beside + even[1], row * max(condition, even[2])
 
     def gram(self, full: Array) -> Array:
         """``X(V)`` as a dense matrix, in the order of time."""
         layout = self.layout
-        low, high = self.ends(full, accuracy=0.1)
+        low, high = self.ends(full)
         squares, weights = inverse_square_root_nodes(
             nodes_needed(low, high, self.accuracy), low, high
         )
