@@ -7,7 +7,7 @@ from scipy.linalg import block_diag
 import antiphase as ap
 from antiphase.factorizations.block_diagonal import BlockDiagonal
 from antiphase.factorizations.streaming import Streaming
-from antiphase.linalg import banded
+from antiphase.linalg import banded, block_cyclic
 from antiphase.objective import Average, Curvature, Damped, Restarts
 from antiphase.problem import Problem
 from antiphase.sensitivity import DenseColumns
@@ -171,3 +171,37 @@ def test_longer_stretches_are_blocks():
     assert isinstance(f, BlockDiagonal)
     assert f.restarts() == [0, 25, 50]
     assert f.gap <= 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.issue(23)
+def test_tiny_learning_rates_do_not_spoil_the_certificate(shown):
+    """A cosine schedule ends at 6e-6 of its first rate: badly scaled, not ill-conditioned."""
+    steps = 640
+    rates = 0.5 * (1 + np.cos(np.pi * np.arange(steps) / steps))
+    workload = ap.Workload.sgd(steps, learning_rates=rates, momentum=0.9)
+    problem = Problem(workload, Restarts(steps), ap.epochs(16, steps // 16))
+    gap = multi_epoch_optimum(problem, tolerance=1e-6).gap
+    shown("momentum 0.9, cosine schedule, 640 steps, 16 epochs", f"gap {gap:.1e}", "<= 1e-6")
+    assert gap <= 1e-6
+
+
+def test_the_condition_number_is_a_bound(shown):
+    """Of the matrices ``K_s`` with diagonal 1, against the dense ones."""
+    workload, participation = ap.Workload.sgd(24, momentum=0.9), ap.epochs(4, 6)
+    search = MultiEpochDual.of(Problem(workload, Average(), participation), 1e-6)
+    V = search.layout.full(search.start())
+    low, high = search.ends(V)
+    squares = np.geomspace(low, high, 5)
+    for sharp in (False, True):
+        matrices = search._matrices(V, sharp)
+        bound = search._summed(matrices, squares, np.ones(5))[2]
+        exact = 0.0
+        for square in squares:
+            total = np.zeros((search.layout.groups, search.layout.block) * 2)
+            block_cyclic.add_inverse(total, matrices(np.array([square])), 1.0)
+            K = np.linalg.inv(total.reshape((search.layout.groups * search.layout.block,) * 2))
+            scale = np.sqrt(np.diagonal(K))
+            exact = max(exact, np.linalg.cond(K / np.outer(scale, scale)))
+        shown(f"condition number, by QR: {sharp}", f"{bound / exact:.1f} × exact", ">= 1, <= 1e4")
+        assert 1 <= bound / exact <= 1e4

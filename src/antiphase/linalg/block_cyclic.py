@@ -72,7 +72,8 @@ class GramForm:
     @property
     def diagonal(self) -> Array:
         """The entries on the diagonal, for two blocks or more."""
-        return np.diagonal(self.D, axis1=2, axis2=3)
+        diagonal: Array = np.diagonal(self.D, axis1=2, axis2=3)
+        return diagonal
 
     def single_inverse(self) -> Array:
         """The inverse of a matrix of one block."""
