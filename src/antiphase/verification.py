@@ -119,7 +119,9 @@ def read_statement(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         claims = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path}: not a statement in JSON ({error})") from error
+        raise FileFormatError(
+            f"{path}: not a statement in JSON ({error}); antiphase statement --json writes one"
+        ) from error
     if (
         not isinstance(claims, dict)
         or "digest" not in claims

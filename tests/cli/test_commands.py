@@ -56,7 +56,7 @@ def test_a_number_is_parsed_with_its_bound():
     parse = get_args(parameter.annotation)[1].parser
     assert parse("1") == parse(1) == 1  # Typer parses defaults too
     for text in ("0", "x", "1.5", "nan"):
-        with pytest.raises(typer.BadParameter, match=f"= {text}: must be a whole number of at lea"):
+        with pytest.raises(typer.BadParameter, match=f"= {text} must be a whole number of at lea"):
             parse(text)
 
 

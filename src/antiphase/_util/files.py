@@ -155,10 +155,13 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         arrays = parse(data)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileFormatError(f"{path}: damaged ({error})") from error
+        raise FileFormatError(
+            f"{path}: damaged ({error}). Use an intact copy, or make it anew"
+        ) from error
     if metadata.get("digest") != digest({"content": metadata.get("content"), "arrays": arrays}):
         raise FileFormatError(
-            f"{path}: the content does not match its digest; the file is damaged or was altered"
+            f"{path}: the content does not match its digest: the file is damaged or was altered. "
+            "Use an intact copy, or make it anew"
         )
 
     def with_arrays(item: Any) -> Any:
@@ -186,7 +189,9 @@ def _metadata(path: Path, data: bytes) -> dict[str, Any]:
         header = None
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise FileFormatError(f"{path}: not an antiphase file")
+        raise FileFormatError(
+            f"{path}: not an antiphase file. Give one that antiphase design or save() wrote"
+        )
     version = str(metadata.get("version"))
     if version not in [str(v) for v in range(1, VERSION + 1)]:
         raise FileFormatError(

@@ -9,14 +9,14 @@ from typer import Option
 
 from antiphase import __version__
 from antiphase.cli import output
-from antiphase.cli.commands import Commands, unbroken
+from antiphase.cli.commands import Commands
 from antiphase.cli.errors import EXIT_ERROR, EXIT_INTERRUPTED, exit_codes
 
 app = typer.Typer(
     name="antiphase",
     cls=Commands,
     help="Differentially private training with correlated noise.",
-    epilog=unbroken(
+    epilog=output.unbroken(
         "Exit codes: 0 done; 1 the answer is no (a check of verify fails, audit has an alarm); "
         "2 error (wrong usage, invalid value, missing or damaged file, bug); 130 Ctrl-C. "
         "ANTIPHASE_TRACEBACK=1 in the environment shows the traceback of every error."
@@ -57,7 +57,7 @@ COMMANDS = {
     "audit": "Test a privacy claim by an attack.",
     "train": "Train a model with differential privacy.",
     "data": "Download, check and describe a data set.",
-    "demo": "Compare four mechanisms on digits.",
+    "demo": "Compare five mechanisms on digits.",
 }
 for name, summary in COMMANDS.items():
     app.command(name, help=summary)(lambda: None)

@@ -126,6 +126,8 @@ def _scores_and_claim(target: str, claim: Claim | None, one_run: bool) -> tuple[
         function = _user_function(Path(file), name)
         _require_arguments(target, function, one_run)
         return _reporting_errors(target, function), claim
+    if Path(target).suffix == ".py":
+        raise usage_error(f"{target}: give a function of it, as in {target}:scores")
     mechanism = load_calibrated(target)
     trials = auditing.MechanismTrials(mechanism)
     scores = trials.one_run if one_run else trials

@@ -21,17 +21,12 @@ from typer.models import OptionInfo
 
 from antiphase._util.suggestions import suggestion
 from antiphase.cli.errors import USAGE_ERROR, usage_error
+from antiphase.cli.output import HYPHEN, unbroken
 
-HYPHEN = "\u2011"  # at which lines are not broken
 NO_BREAK_SPACE = "\u00a0"
 # Commands whose options or results have the words of the glossary.
 WITH_GLOSSARY = {"design", "compare", "calibrate", "statement", "verify", "train"}
 EXAMPLE_WIDTH = 54  # columns: with indentation and backslash below 60
-
-
-def unbroken(text: str) -> str:
-    """Return a text of help in which no line will be broken at a hyphen, as in ``dp-mf``."""
-    return text.replace("-", HYPHEN)
 
 
 def _printable(text: str) -> str:
@@ -67,7 +62,7 @@ class Command(TyperCommand):
         try:
             super().parse_args(ctx, args)
             if ctx.args and not ctx.resilient_parsing:
-                raise usage_error(f"unexpected argument {' '.join(ctx.args)}")
+                raise usage_error(f"unexpected argument {' '.join(ctx.args)}; remove it")
         except USAGE_ERROR as error:
             error.ctx = ctx  # type: ignore[attr-defined]
             raise
@@ -147,7 +142,7 @@ def one_of(*words: str, metavar: str | None = None) -> dict[str, Any]:
     def parse(word: str) -> str:
         if word not in words:
             similar = suggestion(word, words)
-            raise BadParameter(f"= {word}: must be one of {', '.join(words)}{similar}")
+            raise BadParameter(f"= {word} must be one of {', '.join(words)}{similar}")
         return word
 
     def complete(incomplete: str) -> list[str]:
@@ -171,7 +166,7 @@ def _number(kind: type, least: float | None) -> dict[str, Any]:
         except ValueError:
             value = math.nan
         if math.isnan(value) or (least is not None and value < least):
-            raise BadParameter(f"= {text}: must be {rule}")
+            raise BadParameter(f"= {text} must be {rule}")
         return value
 
     return {"parser": parse, "metavar": "INTEGER" if kind is int else "FLOAT", "min": None}

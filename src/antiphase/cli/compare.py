@@ -11,6 +11,7 @@ from typing import Annotated
 from typer import Option
 
 from antiphase import comparison as comparisons
+from antiphase._util.checks import suggestion
 from antiphase.cli import errors, options, output
 from antiphase.cli.errors import usage_error
 from antiphase.cli.progress import candidates_bar
@@ -90,7 +91,7 @@ def compare(
     """
     if as_csv and display.as_json:
         raise usage_error("--csv and --json: give one")
-    options.require_writable(report.html)
+    options.require_writable(report.html, folders=(report.figures,))
     setting = setting_from(length, budget, sampling, optimizer, parameters)
     candidates = mechanisms.candidates(setting)
     with candidates_bar(display.silent or as_csv, tolerance) as update:
@@ -115,7 +116,10 @@ def _candidate(text: str, setting: Setting) -> Candidate:
     """Parse ``NAME:option=value,…,sampler``."""
     name, _, rest = text.partition(":")
     if name not in options.MECHANISMS:
-        raise usage_error(f"--mechanism {text}: must be one of {', '.join(options.MECHANISMS)}")
+        similar = suggestion(name, options.MECHANISMS)
+        raise usage_error(
+            f"--mechanism = {text} must be one of {', '.join(options.MECHANISMS)}{similar}"
+        )
     parts = [part for part in rest.split(",") if part]
     samplers = [part for part in parts if part in KINDS]
     if len(samplers) > 1:

@@ -18,12 +18,13 @@ def demo(
     trials: Annotated[int, Option(help="Seeds for each point.", min=1)] = 10,
     display: options.Display,
 ) -> None:
-    """Compare four mechanisms on digits.
+    """Compare five mechanisms on digits.
 
     Train at ε = 1 and 8 and write a page; takes two minutes.
 
     Example: antiphase demo --trials 1 --output demo
     """
+    options.require_writable(folders=(folder,))
     from antiphase import demo as study
 
     bar = progress_bar(display.silent, "training", "{task.fields[task_name]}", task_name="")

@@ -93,7 +93,7 @@ def design(
     sampling.require_rate()
     if not calibration.given and (calibration.clip, sampling) != (1.0, options.BatchSampling()):
         raise usage_error("--clip, --adjacency and --sampler need --epsilon and --delta")
-    options.require_writable(file)
+    options.require_writable(file, folders=(figures,))
     workload = optimizer.workload(length.steps)
     budget = calibration.arguments() | sampling.arguments()
     if sampling.sampler == "cyclic-poisson" or settings.bands == "auto":

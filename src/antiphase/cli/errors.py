@@ -67,6 +67,8 @@ def exit_codes() -> Iterator[None]:
         fail(str(error))
     except OSError as error:
         _print_traceback_if_asked()
+        if isinstance(error, IsADirectoryError) and error.filename is not None:
+            fail(f"{error.filename}: is a folder; give a file")
         if error.strerror and error.filename is not None:
             fail(f"{error.filename}: {error.strerror}")
         fail(str(error) or type(error).__name__)
@@ -95,7 +97,8 @@ def _usage_message(error: Any) -> str:
         similar = suggestion("--" + name.strip("-"), known)
         return f"{_command(error)} has no option {name}{similar}"
     if kind == "MissingParameter":
-        return f"{_name(error.param)} is missing"
+        meaning = error.param.help.replace(output.HYPHEN, "-")
+        return f"{_name(error.param)} is missing: {meaning[0].lower()}{meaning[1:]}"
     if kind == "BadOptionUsage":
         needs = "requires" in error.message
         return f"{error.option_name} {'needs a value' if needs else 'does not take a value'}"

@@ -6,10 +6,12 @@ A command takes a group of options as one parameter, whose type is a dataclass o
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shlex
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,7 +89,8 @@ class Epochs:
         if (self.epochs - 1) * every >= self.steps:
             raise usage_error(
                 f"--epochs {self.epochs} does not fit --steps {self.steps}: with {every} "
-                f"step{'s' * (every > 1)} an epoch there are only {-(-self.steps // every)}"
+                f"step{'s' * (every > 1)} an epoch there are only {-(-self.steps // every)}. Give "
+                f"that many epochs, or --steps {self.epochs * every}"
             )
         return from_epochs(self.steps, self.epochs)
 
@@ -233,13 +236,19 @@ class BatchSampling:
     def require_no_stray_rate(self) -> None:
         """Refuse a sampling rate without a sampler that has one."""
         if self.sampling_rate is not None and not self.has_rate:
-            raise usage_error("--sampling-rate is for --sampler poisson and cyclic-poisson")
+            raise usage_error(
+                f"--sampling-rate {self.sampling_rate:g} is for --sampler poisson and "
+                "cyclic-poisson: give one of them, or omit it"
+            )
 
     def require_rate(self) -> None:
         """Refuse a sampler without its sampling rate, and a fixed order with add-remove."""
         self.require_no_stray_rate()
         if self.sampling_rate is None and self.has_rate:
-            raise usage_error(f"--sampler {self.sampler} needs --sampling-rate")
+            raise usage_error(
+                f"--sampler {self.sampler} needs --sampling-rate: the probability that a record "
+                "is in a batch"
+            )
         if self.adjacency == "add-remove" and self.sampler is None:
             raise usage_error(
                 "--adjacency add-remove is for Poisson batches: in a fixed order one record more "
@@ -262,7 +271,7 @@ def parse_options(pairs: list[str] | None) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not re.fullmatch(r"[a-z_]+", name):
-            raise usage_error(f"{pair!r} must be name=value, as in tau=128")
+            raise usage_error(f"option {pair!r} must be name=value, as in tau=128")
         try:
             options[name] = json.loads(value)
         except ValueError:
@@ -270,13 +279,22 @@ def parse_options(pairs: list[str] | None) -> dict[str, Any]:
     return options
 
 
-def require_writable(*paths: Path | None) -> None:
-    """Refuse files that cannot be written, before any work is done for them."""
+def require_writable(*paths: Path | None, folders: tuple[Path | None, ...] = ()) -> None:
+    """Refuse files and folders that cannot be written, before any work is done for them."""
     for path in filter(None, paths):
         if path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder; give the name of a file")
+            raise IsADirectoryError(errno.EISDIR, "", str(path))
         if not path.parent.is_dir():
-            raise FileNotFoundError(f"{path}: folder {path.parent} does not exist; create it first")
+            raise FileNotFoundError(f"{path}: there is no folder {path.parent}; create it first")
+        try:
+            tempfile.TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            raise OSError(
+                f"{path} cannot be written ({error.strerror}); give another folder"
+            ) from error
+    for folder in filter(None, folders):
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"{folder}: is a file; give a folder")
 
 
 def typed_command() -> str:

@@ -20,6 +20,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from antiphase.statement import PrivacyStatement
 
+HYPHEN = "\u2011"  # at which lines are not broken
 FILE_WIDTH = 400  # columns of a table that is not printed to a terminal: never cut off
 TEXT_WIDTH = 100
 
@@ -27,6 +28,11 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 if not out.is_terminal:
     out = Console(highlight=False, soft_wrap=True, width=FILE_WIDTH)
+
+
+def unbroken(text: str) -> str:
+    """Return a text of help in which no line will be broken at a hyphen, as in ``dp-mf``."""
+    return text.replace("-", HYPHEN)
 
 
 def text_width(console: Console) -> int:

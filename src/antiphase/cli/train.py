@@ -182,7 +182,7 @@ def train(
         _require_budget(training.mechanism, calibration)
     if weights is not None and run.trials > 1:
         raise usage_error(f"--output is for one model, and there are {run.trials} trials")
-    options.require_writable(weights, report.html)
+    options.require_writable(weights, report.html, folders=(report.figures,))
     run.require_consistent_folder()
     recipe = training.recipe(calibration, optimizer)
     if run.checkpoint is not None and not recipe.is_planned:

@@ -90,7 +90,7 @@ def _own(path: Path) -> Dataset:
     if not path.exists():
         raise DataError(
             f"data = {str(path)!r} is neither one of {', '.join(names())} nor a folder, .npz or "
-            ".csv that exists"
+            f".csv that exists{check.suggestion(str(path), names())}"
         )
     readers = {".npz": from_npz, ".csv": from_csv}
     if path.suffix.lower() not in readers:
