@@ -97,8 +97,10 @@ def _usage_message(error: Any) -> str:
         similar = suggestion("--" + name.strip("-"), known)
         return f"{_command(error)} has no option {name}{similar}"
     if kind == "MissingParameter":
-        meaning = error.param.help.replace(output.HYPHEN, "-")
-        return f"{_name(error.param)} is missing: {meaning[0].lower()}{meaning[1:]}"
+        # Typer on Click 8.5 loses the help of arguments.
+        meaning = (error.param.help or "").replace(output.HYPHEN, "-")
+        what = f": {meaning[0].lower()}{meaning[1:]}" if meaning else ""
+        return f"{_name(error.param)} is missing{what}"
     if kind == "BadOptionUsage":
         needs = "requires" in error.message
         return f"{error.option_name} {'needs a value' if needs else 'does not take a value'}"
