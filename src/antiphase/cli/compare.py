@@ -11,7 +11,7 @@ from typing import Annotated
 from typer import Option
 
 from antiphase import comparison as comparisons
-from antiphase._util.checks import suggestion
+from antiphase._util.suggestions import suggestion
 from antiphase.cli import errors, options, output
 from antiphase.cli.errors import usage_error
 from antiphase.cli.progress import candidates_bar
