@@ -321,6 +321,8 @@ LINES = [
     Line("torch/plan.py", "if request.steps is None or not request.is_trusted:",
          "if request.steps is None:",
          ENGINE + "test_steps_and_the_users_word_are_enough_for_an_iterable_dataset[1]"),
+    Line("torch/compilation.py", 'frame.f_code.co_name == "compile_wrapper"', "False",
+         "tests/torch/test_compilation.py::test_hooks_refuse_a_compiled_model[hooks]"),
     Line("torch/validation.py", "if group.world > 1 or plan", "if plan",
          SAMPLED + "test_several_processes_are_refused"),
     Line("torch/wrapping.py",

@@ -245,7 +245,7 @@ class Group:
             ) from error
 
 
-def plain(module: nn.Module, until: tuple[type, ...] = ()) -> nn.Module:
+def plain(module: Any, until: tuple[type, ...] = ()) -> nn.Module:
     """The user's model inside of Opacus' wrappers.
 
     Noise belongs to a tensor's name in it, so that it is the same for one process and for several.
@@ -259,6 +259,9 @@ def plain(module: nn.Module, until: tuple[type, ...] = ()) -> nn.Module:
             module = module._module
         elif isinstance(module, DPDDP | DDP):
             module = module.module
+        elif hasattr(module, "_orig_mod"):  # of torch.compile
+            module = module._orig_mod
         else:
             break
-    return module
+    plain_module: nn.Module = module
+    return plain_module

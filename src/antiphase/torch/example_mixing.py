@@ -11,6 +11,7 @@ from opacus.grad_sample import AbstractGradSampleModule
 from torch import nn
 
 from antiphase.errors import AntiphaseError
+from antiphase.torch.compilation import eagerly
 
 Tensor = torch.Tensor
 
@@ -38,7 +39,7 @@ def refuse_mixing(module: nn.Module, loader: Any) -> bool:
     try:
         batch = loader.collate_fn([loader.dataset[0]] * 3)
         inputs = _made_up(_first_tensor(batch)).to(next(module.parameters()).device)
-        with torch.random.fork_rng(devices=[]), _without_hooks(module):
+        with eagerly(), torch.random.fork_rng(devices=[]), _without_hooks(module):
             influence = _influence_of_others(module, inputs)
     except Exception:  # whatever a model does with inputs that are not its own
         return False

@@ -18,6 +18,7 @@ from torch import nn
 
 from antiphase.errors import ModelChangedError, PerExampleGradientError
 from antiphase.torch.clipping import example_norms, flatten_rows
+from antiphase.torch.compilation import eagerly
 from antiphase.torch.distributed import plain
 from antiphase.torch.earlier_runs import same_randomness
 from antiphase.torch.ghost_clipping import gradients_and_bounds
@@ -70,7 +71,7 @@ def check_gradients(
         if any(is_shard(p) for p in model.parameters()):
             raise CheckImpossibleError("the model is sharded; check it on one process")
         device = next(model.parameters()).device
-        with same_randomness(), _restored(model, wrapped), warnings.catch_warnings():
+        with eagerly(), same_randomness(), _restored(model, wrapped), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of layers and hooks about made-up inputs
             inputs = make_inputs(loader, probe_inputs, device, model)
             try:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from antiphase.errors import ModelChangedError
+from antiphase.torch.compilation import uncompiled
 
 Tensor = torch.Tensor
 ALWAYS_HASHED_STEPS = 5  # the first steps, in which values are hashed
@@ -109,6 +110,7 @@ class _BeforeForward:
     def __reduce__(self) -> Any:
         return type(self), ()
 
+    @uncompiled
     def __call__(self, module: nn.Module, _: Any) -> None:
         if self._unchanged is not None and module.training and torch.is_grad_enabled():
             self._unchanged.begin_forward()

@@ -10,6 +10,7 @@ from torch import nn
 
 from antiphase.torch.batched_products import RowBuffers
 from antiphase.torch.clipping import forward_pass_of, uncancelled_of
+from antiphase.torch.compilation import check_compiled, refuse_compiled_call, uncompiled
 from antiphase.torch.derived_parameters import ParameterTerm
 from antiphase.torch.gradient_terms import Rows, merged
 from antiphase.torch.recorder import ForwardPass, Recorder
@@ -104,6 +105,7 @@ class RecordedModule(_Recorded, AbstractGradSampleModule):
         )
         self._record(module, mode, batch_first, loss_reduction)
 
+    @uncompiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model, and record the call."""
         with self.recorder.following((args, kwargs)):
@@ -142,8 +144,11 @@ class _BeforeForward:
     def __reduce__(self) -> Any:
         return type(self), ()  # a copy of the model is not recorded
 
-    def __call__(self, _: Any, args: Any, kwargs: Any) -> None:
+    @uncompiled
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._hooks is not None:
+            if module.training and torch.is_grad_enabled():
+                refuse_compiled_call()
             following = self._hooks.recorder.following((args, kwargs))
             following.__enter__()
             self._hooks._passes.append(following)
@@ -152,6 +157,7 @@ class _BeforeForward:
 class _AfterForward(_BeforeForward):
     """Ends to follow a forward pass."""
 
+    @uncompiled
     def __call__(self, *_: Any) -> None:
         if self._hooks is not None and self._hooks._passes:
             self._hooks._passes.pop().__exit__(None, None, None)
@@ -170,5 +176,6 @@ def recorded(
                 "pass the plain model"
             )
         return module
+    check_compiled(module, wrap_model)
     kind = RecordedModule if wrap_model else RecordedHooks
     return kind(module, mode, batch_first, loss_reduction)

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from antiphase.errors import PerExampleGradientError
 from antiphase.torch.batched_products import RowBuffers
+from antiphase.torch.compilation import eagerly
 from antiphase.torch.derived_parameters import ParameterTerm, terms_of_leaves
 from antiphase.torch.function_calls import function_name, tensors_in, writes_in_place
 from antiphase.torch.gradient_terms import Products, Term
@@ -117,7 +118,7 @@ class Recorder(TorchFunctionMode):
             return
         self.roles.begin(inputs, self._batch_dim)
         self.forward_pass = ForwardPass(next(_PASSES), self.roles.batch_size)
-        with self:
+        with eagerly(), self:
             yield
 
     @contextlib.contextmanager
@@ -125,7 +126,7 @@ class Recorder(TorchFunctionMode):
         """Record the per-example gradients of the backward passes inside, into ``terms``."""
         self.terms, self.is_collecting, self._collected = {}, True, None
         try:
-            with self:  # activation checkpointing repeats forward passes
+            with eagerly(), self:  # activation checkpointing repeats forward passes
                 yield
         finally:
             self.is_collecting = False
