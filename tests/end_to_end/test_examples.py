@@ -145,12 +145,13 @@ def test_the_python_on_the_page_about_sampled_batches_runs(capsys):
 
 def test_the_python_on_the_page_for_users_of_opacus_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run_the_page("from-opacus.md", blocks=10)
+    run_the_page("from-opacus.md", blocks=11)
     printed = capsys.readouterr().out
     assert [round(float(line), 1) for line in printed.splitlines()[:3]] == [2.6, 3.7, 4.4]
     for words in (
         "36 3 epochs of 12 steps <Workload sgd, momentum 0.9",
         "scheduled rates, 36 steps",
+        "<PrivacyEngine dp-mf+: 12 of 12 steps released, noise multiplier 1, clip norm 1>",
         "all 36 steps of the plan are done",
         "at most 3 times, at least 1 steps apart",
         "antiphase.torch.private_optimizer.PoissonOptimizer",

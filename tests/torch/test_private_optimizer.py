@@ -8,8 +8,10 @@ from opacus.layers import DPGRU, DPLSTM, DPRNN, DPMultiheadAttention, SequenceBi
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import antiphase as ap
+from antiphase.errors import AntiphaseWarning
 from antiphase.torch.noise_run import row_of
-from tests.torch.setting import Training
+from tests.torch.setting import Training, small_model
 
 pytestmark = pytest.mark.slow  # seconds each; `make check` has test_engine.py
 
@@ -288,3 +290,24 @@ def test_reseeding_torch_changes_no_noise_and_noise_shifts_no_dropout():
     assert all(torch.equal(a, b) for a, b in zip(masks, quiet, strict=True))
     for a, b in zip(rows, reseeded, strict=True):
         assert all((a[name] == b[name]).all() for name in a)
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+def test_optimizers_that_are_not_linear_see_released_gradients_alone(kind, mode):
+    """A plain one that is given the released gradients ends with the same weights, bit for bit."""
+    with pytest.warns(AntiphaseWarning, match=f"{kind.__name__} is not linear in the gradients"):
+        training = Training(optimizer=lambda p: kind(p, lr=0.01), mode=mode, epochs=2)
+    twin = small_model()
+    optimizer = kind(twin.parameters(), lr=0.01)
+    for batch in training.batches():
+        training.step(batch)
+        for p, own in zip(training.model.parameters(), twin.parameters(), strict=True):
+            own.grad = p.grad.clone()
+        optimizer.step()
+    for p, own in zip(training.model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, own)
+    sgd = Training(mode=mode, epochs=2)
+    assert training.engine.get_epsilon(1e-5) == sgd.engine.get_epsilon(1e-5)
+    assert training.engine.plan.workload == ap.Workload.sgd(10)

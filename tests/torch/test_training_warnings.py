@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
 
 from antiphase.errors import AntiphaseWarning
 from tests.torch.setting import Training
@@ -60,3 +61,25 @@ def test_a_scheduler_that_is_stepped_at_other_times_is_warned_about_once():
 def test_a_scheduler_that_is_stepped_as_planned_is_not_warned_about(optimizer):
     training = Training(epochs=1, optimizer=lambda p: optimizer(p, lr=0.1), **HALVED)
     assert trained(training) == []
+
+
+@pytest.mark.issue(23)
+@pytest.mark.parametrize("every_piece", [False, True])
+def test_a_scheduler_under_a_memory_manager_is_stepped_once_for_each_batch(every_piece):
+    """Stepped after every piece of a batch, it is warned about."""
+    training = Training(epochs=1, **HALVED)
+    scheduler, training.scheduler, released = training.scheduler, None, 0
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with BatchMemoryManager(
+            data_loader=training.loader, max_physical_batch_size=5, optimizer=training.optimizer
+        ) as pieces:
+            for batch in pieces:
+                training.step(batch)
+                if every_piece or training.release.position > released:
+                    scheduler.step()
+                released = training.release.position
+    assert training.engine.remaining_steps == 0
+    messages = [str(w.message) for w in seen if issubclass(w.category, AntiphaseWarning)]
+    assert len(messages) == every_piece
+    assert not messages or "Step the scheduler as planned, after every step" in messages[0]
