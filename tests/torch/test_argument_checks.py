@@ -47,7 +47,7 @@ def two_optimizers(model):
 
 
 def scheduler_of(optimizer):
-    return torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
 
 
 def frozen(model):
