@@ -1,4 +1,4 @@
-"""`Mechanism`: a factorization with clip norm, noise multiplier and sampling scheme."""
+"""`Mechanism`: a factorization with noise; `calibrate` makes it from (ε, δ)."""
 
 from __future__ import annotations
 

@@ -263,8 +263,8 @@ class Restarts(Objective):
         """Return the recurrence for iterates relative to the last restart.
 
         ``y_t = u_t − u_r`` with r the last restart before t. Where the rows of ``P`` sum to 0 (no
-        decay, no curvature) the common ``u_r`` cancels, and iterates before a restart q differ by
-        ``y_q``, which is within the bands too.
+        decay, no curvature) the common ``u_r`` cancels. An iterate before the restart q is relative
+        to an earlier restart, and is shifted by ``y_q``, which is within the bands too.
         """
         if self.include_final or workload.recurrence is None:
             return None
@@ -302,7 +302,7 @@ class Restarts(Objective):
 class Damped(_WeightedIterates):
     r"""Iterates whose errors shrink by ``ρ`` in each step, as on a quadratic.
 
-    The curvature is ``(1 − ρ)/learning rate``, with the largest learning rate of a schedule: where
+    The curvature is ``(1 − ρ)/learning rate``, with the largest learning rate of a schedule. Where
     the rate is lower, errors shrink more slowly. For prefix sums ``M`` is ``Toeplitz(ρ^k)``.
 
     Args:

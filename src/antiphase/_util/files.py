@@ -1,4 +1,4 @@
-"""Atomic files of numbers and arrays in safetensors, which hold no code.
+"""Atomic files of numbers and arrays without code; limits on what loading one may cost.
 
 A file is a JSON header followed by raw little-endian arrays. The header's metadata hold a format
 name, a version, the content as JSON, and a SHA-256 digest of content and arrays. The digest is

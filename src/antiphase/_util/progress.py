@@ -26,7 +26,8 @@ class ProgressReport:
     Attributes:
         done: units finished so far: iterations, trials, bytes or steps.
         total: units in all, or None if this is not known.
-        gap: relative gap (or decrease) of a search so far, or None where there is no search.
+        gap: relative gap of a search between error and lower bound (of a descent: its last relative
+            decrease), or None where there is no search.
         task: what the operation works on at the moment.
         metrics: newest measurements of a training run, such as ``accuracy`` and ``loss``.
 

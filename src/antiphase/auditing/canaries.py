@@ -1,4 +1,4 @@
-"""Worst-case canary of a mechanism, and trials of its noise."""
+"""Worst-case canary of a mechanism, and simulated trials with and without it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class MechanismTrials:
 
     Each trial is a model with one parameter. The canary's gradient has the clip norm in all steps
     of the participation pattern with the highest sensitivity. The score is the log-likelihood
-    ratio of the released rows, in standard deviations: the most powerful test of the releases
-    where gradients of one direction attain the sensitivity.
+    ratio of the released rows, in standard deviations: the most powerful test if
+    gradients in a single direction attain the sensitivity.
 
     Args:
         mechanism: a mechanism without amplification by sampling.

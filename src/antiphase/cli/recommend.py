@@ -38,7 +38,9 @@ class PossibleBatches(options.BatchSampling):
 class LossOptions:
     """What is known of the loss."""
 
-    smoothness: Annotated[float | None, Option(help="A typical curvature of the loss.")] = None
+    smoothness: Annotated[
+        float | None, Option(help="Curvature of the loss, assumed the same in all directions.")
+    ] = None
     spectrum: Annotated[
         Path | None, Option(help="Curvatures on public data, in JSON.", metavar="FILE")
     ] = None
@@ -47,7 +49,9 @@ class LossOptions:
         Option(help="Iterates that count.", **one_of("last", "average")),
     ] = None
     batch_size: Annotated[int | None, Option(help="Batch size, for learning rates.", min=1)] = None
-    initial_gap: Annotated[float | None, Option(help="Loss to gain, for learning rates.")] = None
+    initial_gap: Annotated[
+        float | None, Option(help="Loss at the start minus its minimum, for learning rates.")
+    ] = None
 
     def __post_init__(self) -> None:
         if self.spectrum is None:

@@ -1,8 +1,9 @@
 """Cache of downloaded data sets, with one process at a time.
 
-It is ``data/NAME/`` in the user's cache folder, or in ``ANTIPHASE_CACHE``. A file there is
-complete, and its hash is checked at every load, or it ends in ``.part``: an interrupted transfer,
-which the next call resumes. ``ANTIPHASE_CACHE=off`` disables the cache.
+The cache of a data set is the folder ``data/NAME/`` in the user's cache folder, or in
+``ANTIPHASE_CACHE``. A file is either complete (its hash is checked at every load) or ends in
+``.part``: an interrupted download, which the next call resumes. ``ANTIPHASE_CACHE=off`` disables
+the cache.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@ r"""`Blt`: buffered linear Toeplitz encoders.
 
 ``c_0 = 1`` and ``c_n = Σ_k α_k θ_k^{n−1}`` with scales α and decays θ.
 
-The noise of such an encoder keeps one vector for each buffer: ``y = z − αᵀS``, ``S ← θS + y``. The
-coefficients are positive and decrease (``Σα`` is at most 1), so the sensitivity is exact for every
+The noise of such an encoder keeps one vector for each buffer: ``y = z − αᵀS``, ``S ← θS + y``. If
+``Σα`` is at most 1, the coefficients do not increase, and the sensitivity is exact for every
 participation. Due to McMahan, Xu and Zhang (2024).
 """
 

@@ -1,4 +1,4 @@
-"""Special recurrences for rows of ``C⁻¹Z`` that factorizations may offer."""
+"""Forms in which the noise ``C⁻¹Z`` of a factorization can be computed with little memory."""
 
 from __future__ import annotations
 

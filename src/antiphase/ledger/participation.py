@@ -41,7 +41,7 @@ class ParticipationLedger:
         plan = self.participation
         if len(indices) and not (indices.min() >= 0 and indices.max() < len(self.count)):
             raise ParticipationError(
-                f"step {step}: an example that the dataset of {len(self.count)} does not have"
+                f"step {step}: an index out of range for a dataset of {len(self.count)} examples"
             )
         if len(np.unique(indices)) < len(indices):
             raise ParticipationError(

@@ -1,4 +1,4 @@
-"""Write-ahead ledger: a keyed hash of each sum, stored before its noise."""
+"""Write-ahead ledger: a keyed hash of each clipped sum, on disk before its noise is drawn."""
 
 from __future__ import annotations
 

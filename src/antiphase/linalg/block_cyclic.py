@@ -114,8 +114,9 @@ class RootForm:
     @property
     def diagonal(self) -> Array:
         """The entries on the diagonal, for two blocks or more."""
-        squares: Array = np.square(self.own).sum(axis=2)
-        return squares + np.roll(np.square(self.other).sum(axis=2), 1, axis=1)
+        own: Array = np.square(self.own).sum(axis=2)
+        other: Array = np.square(self.other).sum(axis=2)
+        return own + np.roll(other, 1, axis=1)
 
     def single_inverse(self) -> Array:
         """The inverse of a matrix of one block."""

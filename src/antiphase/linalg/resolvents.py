@@ -1,4 +1,4 @@
-r"""Compiled kernels for the resolvents of banded problems, in O(T).
+r"""Compiled kernels for resolvents ``(W⁻¹ + s²D)⁻¹`` with banded ``W⁻¹``, in O(T).
 
 A banded lower-triangular matrix is stored as ``bands[t, a]``, the entry ``a`` places left of the
 diagonal in row t. ``L = PΛ⁻¹``, and ``q`` is the half-bandwidth of ``K_s = LLᵀ + s²NDNᵀ``. The

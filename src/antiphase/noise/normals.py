@@ -1,12 +1,13 @@
 r"""Standard normals from AES in counter mode, by the method of Box and Muller.
 
-A normal is a function of the subkey, the step, the lane and its place.
+A normal is a function of the subkey, the step, the lane (one of several independent sequences of a
+step) and its position in the row.
 
 A *chunk* is 1,024 normals from 256 AES blocks, at the counter ``lane·2¹¹² + step·2⁶⁴ + 256·chunk``.
 Of each pair of 32-bit words, 40 bits make the radius (so it reaches 7.5 standard deviations) and 24
-the angle, which lies half a step beside the axes: no normal is zero. The arithmetic is float32
-without reassociation or contraction: the same bits on every machine, however many threads or chunks
-are drawn at once.
+the angle, an odd multiple of half a grid step: never on an axis, so no normal is exactly zero. The
+arithmetic is float32 without reassociation or contraction: the same bits on every machine, however
+many threads or chunks are drawn at once.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class Normals:
 class _Source:
     """AES in counter mode, at any counter.
 
-    Setting the counter by randomgen's own means takes longer than drawing a short row. So it is
-    written to the place in memory where randomgen keeps it. If that is not where we expect it
-    (`_counter_is_known`), there is a new generator every time.
+    Setting the counter by randomgen's API takes longer than drawing a short row. So it is written
+    directly to the generator's memory. If the layout there is not the expected one
+    (`_counter_is_known`), each row gets a new generator.
     """
 
     def __init__(self, subkey: int) -> None:

@@ -7,8 +7,8 @@ each class:
 
     g(V) = 2 tr((M V Mᵀ)^½) − Σ m_j,      X(V) = Mᵀ(M V Mᵀ)^-½ M,      lower bound (tr X V)² / Σ m_j
 
-The minorant of ``tr((M V Mᵀ)^½)`` at the current point, a nuclear norm, is maximised class by class
-by
+``tr((M V Mᵀ)^½)`` is a nuclear norm. It has a minorant at the current point, whose maximum is found
+class by class:
 
     Q_j = X_j V_j X_j,      V_j ← (Σ_i √(Q_j)_ii)² · corr(Q_j)
 
@@ -270,7 +270,7 @@ def _evaluate(root: Array, groups: list[Indices], V: list[Array]) -> Point:
         inverse[g] = f @ (Pt[:, g] / np.sqrt(sigma)[:, None, None]).transpose(1, 2, 0)
         columns = Y[:, g].transpose(1, 2, 0)
         blocks = columns @ columns.swapaxes(1, 2)
-        # PRIVACY: cross terms that are left are counted, not zeroed: they scale the class.   [G1]
+        # PRIVACY: cross terms within a class count in its norm; they are not set to zero.   [G1]
         scale[g] = (np.abs(blocks).sum(axis=(1, 2)) ** -0.5)[:, None]
         X.append(blocks)
     bound = sigma.sum() ** 2 / sum(v[:, 0, 0].sum() for v in V)

@@ -1,4 +1,4 @@
-r"""Encoders that restart with every epoch.
+r"""Encoders of independent blocks, one for each epoch.
 
 Columns of different epochs are then orthogonal. For prefix sums this costs less than other ways to
 limit the memory. The noise of an epoch reaches all later iterates as its sum, so each epoch's

@@ -1,4 +1,4 @@
-"""Best number of bands for BISR, and best correlation for DP-λCGD."""
+"""Best number of bands for banded inverse square roots (BISR), best λ for DP-λCGD."""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ def _normalised(blocks: list[Array], problem: Problem, bound: float | None) -> F
 def _encoder_blocks(search: MultiEpochDual, point: dual.Point, problem: Problem) -> list[Array]:
     """The diagonal blocks of the encoder: one for each segment, and for idle steps at an end."""
     banded, every = search.problem, search.every
-    # PRIVACY: cross terms that are left are counted, not zeroed: they scale the class.   [G1]
+    # PRIVACY: cross terms within a class count in its norm; they are not set to zero.   [G1]
     sums = np.concatenate([np.abs(x).sum(axis=(1, 2)) for x in point.X])
     patterns = problem.participation.patterns(problem.steps)
     scale, shrink = idle_scale(problem.steps, banded.live, patterns)

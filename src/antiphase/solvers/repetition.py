@@ -1,4 +1,4 @@
-"""Blocks that repeat: each distinct one is solved once."""
+"""Blocks of an encoder that repeat: each distinct one is solved once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The damping that serves best on a quadratic, by exact expectations.
+"""The damping with the least expected noise on a quadratic.
 
 The `damped` designs are a one-parameter surrogate of the exact objective, ``design("curvature")``.
 """
@@ -20,7 +20,7 @@ from antiphase.participation import Participation
 from antiphase.theory.quadratic import Quadratic, expectation
 from antiphase.workload import Workload
 
-GRID_SPACING = 1.5  # of the dampings tried first, in log(1 − ρ)
+GRID_SPACING = 1.5  # of the first grid of dampings, in log(1 − ρ)
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +30,8 @@ class DampedChoice:
     Attributes:
         rho: the best factor ``ρ``.
         final_weight: the best weight of the last iterate.
-        value: what noise of standard deviation 1 adds to ``E‖∇f(x_t)‖²``: the average over t, mixed
-            with the last one if that was asked for.
+        value: what noise of standard deviation 1 adds to ``E‖∇f(x_t)‖²``, averaged over t, with
+            share ``last`` on the last step.
         factorization: the best design.
         tried: ``(rho, final_weight, value)`` of every design.
     """
@@ -58,9 +58,9 @@ def best_damping(
 ) -> DampedChoice:
     r"""Find the ``damped`` design with the least noise on ``problem``.
 
-    For each final weight ``ρ`` is searched for: first a grid between no damping (``ρ = 1``) and
-    that of the largest curvature, evenly in ``log(1 − ρ)``; then Brent's method around the best of
-    them. Neither the scale of the noise nor the place of the optimum matters.
+    For each final weight, ``ρ`` is searched: first on a grid from no damping (``ρ = 1``) to that
+    of the largest curvature, even in ``log(1 − ρ)``; then by Brent's method around the best point.
+    Neither the scale of the noise nor the place of the optimum matters.
 
     Guarantee: no design that was tried has a lower value.
 
@@ -103,7 +103,7 @@ def best_damping(
 
     unit = workload.max_learning_rate if workload is not None else 1.0
     total = workload.steps if workload is not None else check.whole_number("steps", steps)
-    most = min(learning_rate * unit * problem.smoothness, 1.0)  # of 1 − ρ
+    most = min(learning_rate * unit * problem.smoothness, 1.0)  # largest value of 1 − ρ
     least = min(1.0 / total, most) / 10.0
     count = math.ceil(math.log(most / least) / GRID_SPACING) + 1
     grid = np.linspace(math.log(least), math.log(most), count).tolist()

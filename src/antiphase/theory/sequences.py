@@ -1,4 +1,4 @@
-"""Iterates and virtual sequences of gradient descent under given noise."""
+"""Iterates of gradient descent under given noise, and the virtual sequences of the proofs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch dimension of a tensor, and a call of a torch function seen from one argument."""
+"""The batch dimension of a tensor, and calls of torch functions for which it is followed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BatchDim(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call ``out = function(*args, **kwargs)``, seen from ``source``, one of its arguments."""
+    """A call ``out = function(*args, **kwargs)`` with the batch dimension of one argument."""
 
     args: Any
     kwargs: Any
@@ -27,7 +27,7 @@ class Call(NamedTuple):
     batch_size: int
 
     def option(self, name: str, position: int, default: Any = None) -> Any:
-        """The argument ``name``, which is at ``position`` if it is not given by name."""
+        """The argument ``name``: by keyword, or else by position."""
         return self.kwargs.get(name, self.args[position] if len(self.args) > position else default)
 
     def at(self, dim: int) -> BatchDim:

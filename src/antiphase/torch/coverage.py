@@ -1,4 +1,4 @@
-"""Which parameters are trained privately; no other parameter may be trained."""
+"""Coverage of a training: which parameters are private. No others may be trained."""
 
 from __future__ import annotations
 

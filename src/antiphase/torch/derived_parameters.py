@@ -1,4 +1,4 @@
-"""Gradients of derived parameters, as terms of the gradients of the parameters themselves."""
+"""Gradients of derived parameters (transposed, tied, reparametrized) as those of the parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of torch functions: their names, tensors in their arguments, in-place writes."""
+"""Calls of torch functions, for the recorder: names, tensors in arguments, in-place writes."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _caveats(training: PrivateTraining, delta: float) -> list[str]:
         )
     if replaced := release.replaced_runs():
         caveats.append(
-            f"{len(replaced)} earlier run(s) of the same data were given up and are accounted for"
+            f"{len(replaced)} earlier run(s) of the same data were given up and are accounted for."
         )
     if others := release.others_on_same_data():
         runs = [*replaced, training.mechanism.steps]

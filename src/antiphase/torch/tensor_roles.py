@@ -1,4 +1,4 @@
-"""Which tensors hold data of the examples, and which are parameters or depend on them alone.
+"""Which tensors depend on the examples and which on parameters alone, for the recorder.
 
 *Data* depends on the model's inputs. A *derived parameter* depends on parameters and not on data.
 """
