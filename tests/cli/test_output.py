@@ -136,3 +136,19 @@ def test_messages_break_between_words_in_a_terminal(monkeypatch, capsys):
     assert len(lines) > 1
     assert max(map(len, lines)) <= 60
     assert " ".join(lines).split()[1:] == message.split()
+
+
+@pytest.mark.issue(23)
+def test_checks_and_the_glossary_fit_a_narrow_terminal(run, plan, monkeypatch):
+    """The glossary explains zero-out and encoder where they appear; --quiet leaves it out."""
+    for name in ("out", "err"):
+        console = Console(stderr=name == "err", force_terminal=True, no_color=True, width=60)
+        monkeypatch.setattr(output, name, console)
+    done = run("verify", plan)
+    lines = re.sub(r"\x1b\[\d*m", "", done.out).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert any(line.startswith("       ") for line in lines)
+    words = "design dp-mf --steps 8 --epsilon 8 --delta 1e-5 -o m.antiphase"
+    explained = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", run(words).err)
+    assert " ".join(output.GLOSSARY.split()) in " ".join(explained.split())
+    assert "zero-out" not in run(words, "--quiet").err

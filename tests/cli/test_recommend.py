@@ -45,7 +45,7 @@ def test_the_sampler_determines_what_is_recommended(run):
     assert "batches come in a fixed order" in " ".join(ordinary.out.split())
     assert "--sampler" not in ordinary.out.split("To use it: ")[1]
     poisson = run(words, "0.5 --sampler poisson")
-    assert ", take DP-SGD, Poisson batches." in poisson.out
+    assert ", take DP-SGD, Poisson batches." in " ".join(poisson.out.split())
     assert "To use it: antiphase train --mechanism dp-sgd" in poisson.out
     cyclic = run(words, "2 --sampler cyclic-poisson --sampling-rate 0.0625")
     assert "cyclic Poisson." in cyclic.out.splitlines()[0]

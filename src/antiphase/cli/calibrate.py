@@ -52,6 +52,7 @@ def calibrate(
     output.print_facts(_facts(mechanism, with_design=file is not None))
     if output_file is not None:
         output.print_text(f"\nWritten to {output_file} (mechanism, {mechanism.digest[:16]}…)")
+    output.print_glossary(quiet=False)
 
 
 def _single_release(

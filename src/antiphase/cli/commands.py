@@ -21,7 +21,7 @@ from typer.models import OptionInfo
 
 from antiphase._util.suggestions import suggestion
 from antiphase.cli.errors import USAGE_ERROR, usage_error
-from antiphase.cli.output import HYPHEN, unbroken
+from antiphase.cli.output import GLOSSARY, HYPHEN, unbroken
 
 NO_BREAK_SPACE = "\u00a0"
 # Commands whose options or results have the words of the glossary.
@@ -75,8 +75,6 @@ class Command(TyperCommand):
 
 def imported(name: str) -> Any:
     """Import a command's module, and make a command of its function."""
-    from antiphase.cli.options import GLOSSARY
-
     function = getattr(import_module(f"antiphase.cli.{name}"), name)
     epilog = unbroken(GLOSSARY) if name in WITH_GLOSSARY else None
     app = Typer(add_completion=False, rich_markup_mode=None)

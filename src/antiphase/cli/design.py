@@ -115,6 +115,7 @@ def design(
     output.print_files(drawn)
     if result.stopped:
         errors.interrupted("by Ctrl-C; the design so far was kept")
+    output.print_glossary(display.quiet)
     if file is None:
         output.print_hint("The design was not saved; give -o FILE to save it.", display.quiet)
     elif result.mechanism is None:

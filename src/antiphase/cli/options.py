@@ -28,11 +28,6 @@ from antiphase.workload import SCHEDULES, Workload
 
 MECHANISMS = tuple(designs())
 
-GLOSSARY = (
-    "zero-out: neighbouring data sets differ in one record, whose gradients become 0 while its "
-    "place in the batches is kept. encoder: the matrix C whose inverse correlates the noise of the "
-    "steps; its sensitivity scales the noise."
-)
 MechanismFile = Annotated[Path, Argument(help="A mechanism file.", show_default=False)]
 Epsilon = Annotated[
     float | None, Option(help="Privacy budget ε of the whole training.", show_default=False)

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from antiphase.statement import PrivacyStatement
 
 HYPHEN = "\u2011"  # at which lines are not broken
+GLOSSARY = (
+    "zero-out: neighbouring data sets differ in one record, whose gradients become 0 while its "
+    "place in the batches is kept. encoder: the matrix C whose inverse correlates the noise of the "
+    "steps; its sensitivity scales the noise."
+)
 FILE_WIDTH = 400  # columns of a table that is not printed to a terminal: never cut off
 TEXT_WIDTH = 100
 
@@ -59,6 +64,20 @@ def print_text(text: str = "") -> None:
 def print_paragraph(text: str, bullet: str = "") -> None:
     """Print text to standard output, wrapped."""
     print_text(_wrapped(text, text_width(out), " " * len(bullet), bullet))
+
+
+def print_marked(mark: str, style: str, text: str) -> None:
+    """Print a coloured mark with a text beside it, which is wrapped in a terminal."""
+    indent = " " * len(f"{mark}  ")
+    if out.is_terminal:
+        text = _wrapped(text, out.width, indent, indent)[len(indent) :]
+    out.print(f"[{style}]{mark}[/]  {escape(text)}")
+
+
+def print_glossary(quiet: bool) -> None:
+    """Explain words of a result below it, in a terminal."""
+    if err.is_terminal:
+        print_hint(_wrapped(GLOSSARY, text_width(err)), quiet)
 
 
 def print_note(text: str) -> None:
@@ -174,10 +193,8 @@ def print_warning(message: str) -> None:
 
 def _message(message: str, kind: str) -> str:
     """Return a message in lines that a terminal does not break within words."""
-    if not err.is_terminal:
-        return message
-    start = len(f"{kind}: ")
-    return _wrapped(message, err.width, bullet=" " * start)[start:]
+    start = " " * len(f"{kind}: ")
+    return _wrapped(message, err.width, bullet=start)[len(start) :] if err.is_terminal else message
 
 
 def print_hint(message: str, quiet: bool) -> None:

@@ -71,12 +71,13 @@ class SearchProgress:
         self._target, self._first = target, 0.0
 
     def share(self, gap: float | None) -> float:
-        """Return the share that is done, from 0 to 1."""
+        """Return the share that is done, from 0 to 0.99: Rich stops the clock of a finished bar."""
         if gap is None or not math.isfinite(gap) or gap <= 0:
             return 0.0
         self._first = max(self._first, gap)
         distance = math.log(self._first / self._target)
-        return min(max(math.log(self._first / gap) / distance, 0.0), 1.0) if distance > 0 else 1.0
+        share = math.log(self._first / gap) / distance if distance > 0 else 1.0
+        return min(max(share, 0.0), 0.99)
 
 
 class PhaseClock:

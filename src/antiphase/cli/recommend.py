@@ -117,7 +117,8 @@ def recommend(
 
 
 def _print(found: Recommendation, arguments: list[str]) -> None:
-    output.print_text(f"For {found.comparison.setting.describe()}, take {found.best.label}.\n")
+    output.print_paragraph(f"For {found.comparison.setting.describe()}, take {found.best.label}.")
+    output.print_text()
     for reason in found.reasons:
         output.print_paragraph(reason, bullet="• ")
     output.print_text()

@@ -297,7 +297,7 @@ def _print(outcomes: list[Outcome], data: str, whole_statement: bool) -> None:
     output.print_statement(first.statement, short=not whole_statement)
     count = len(outcomes)
     if count > 1:
-        output.print_text(
+        output.print_paragraph(
             f"That holds for each trial alone; all {count} together are "
             f"({_epsilon_of_all(first.statement, count)}, {first.delta:g})-differentially private."
         )

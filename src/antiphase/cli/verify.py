@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from typer import Option
 
 import antiphase as ap
@@ -60,6 +59,6 @@ def verify(
 
 def _print(checks: list[verification.Check]) -> None:
     for check in checks:
-        mark = "[green]holds[/]" if check.holds else "[bold red]FAILS[/]"
+        mark = ("holds", "green") if check.holds else ("FAILS", "bold red")
         text = f"{check.name}: claimed {check.claimed}; found {check.computed}"
-        output.out.print(f"{mark}  {escape(text)}")
+        output.print_marked(*mark, text)
