@@ -101,13 +101,13 @@ def run(*command, cwd=None, status=0):
     return done.stdout if status == 0 else done.stderr
 
 
-def lowest_versions():
-    """The lower bounds of all requirements, as constraints."""
+def lowest_versions(*extras):
+    """The lower bounds of the core and of these extras, as constraints."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    requirements = "\n".join([*project["dependencies"], *(r for e in extras for r in extras[e])])
-    found = re.findall(r"^([\w-]+)>=([\w.]+)$", requirements, re.MULTILINE)
-    return {name: f"{name}=={version}" for name, version in found if name != "torch"}
+    groups = [project["dependencies"], *map(project["optional-dependencies"].get, extras)]
+    bounds = "\n".join(requirement for group in groups for requirement in group)
+    found = re.findall(r"^([\w-]+)>=([\w.]+)$", bounds, re.MULTILINE)
+    return "\n".join(f"{name}=={version}" for name, version in found if name != "torch")
 
 
 def build(folder):
@@ -195,16 +195,17 @@ def check_newest(folder, wheel, report):
 def check_lowest(folder, wheel, report):
     """The lowest versions; Flower's apart, as it needs a newer Rich than the command line."""
     constraints = folder / "lowest.txt"
-    constraints.write_text("\n".join(lowest_versions().values()))
+    extras = ("cli", "data", "huggingface", "lightning", "plot", "torch")
+    constraints.write_text(lowest_versions(*extras))
     lowest = Environment(folder / "lowest")
-    extras = "cli,data,huggingface,lightning,torch"
-    lowest.install(f"{wheel}[{extras}]", TORCH, constraints=constraints)
+    lowest.install(f"{wheel}[{','.join(extras)}]", TORCH, constraints=constraints)
     report.digests.add(lowest.check_core())
     lowest.check_command_line()
     lowest.check_training()
     run(lowest.python, "-c", f"import {INTEGRATIONS}")
     report("lowest: command line, demo, a private step", lowest.versions())
 
+    constraints.write_text(lowest_versions("federated"))
     flower = Environment(folder / "flower")
     flower.install(f"{wheel}[federated]", constraints=constraints)
     report.digests.add(flower.check_core())
