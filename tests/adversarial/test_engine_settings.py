@@ -14,6 +14,7 @@ import antiphase as ap
 from antiphase.accounting import gaussian_epsilon
 from antiphase.errors import AntiphaseWarning, BypassError, KeyFileError, SettingsError, StateError
 from antiphase.torch import PrivacyEngine
+from antiphase.torch.frozen_settings import MAX_VALUE_LENGTH, _shown
 from antiphase.torch.noise_run import row_of
 from tests.torch.setting import Training, data, make_private, small_model
 
@@ -165,6 +166,12 @@ def test_norms_of_layers_are_frozen_in_place():
     with pytest.raises(SettingsError, match="max_grad_norms"):
         training.run(1)
     assert training.release.drawn == 0
+
+
+def test_refusals_show_short_values_whole_and_cut_long_ones():
+    assert _shown([1.0] * 4, "a") == "[1.0, 1.0, 1.0, 1.0]"
+    whole = str([1.0] * 1000)
+    assert _shown([1.0] * 1000, "a") == whole[:MAX_VALUE_LENGTH] + "…"
 
 
 def unfreeze(training):

@@ -9,6 +9,7 @@ from antiphase.errors import PerExampleGradientError
 from antiphase.torch import PrivacyEngine
 from antiphase.torch.clipping import MAX_CANCELLATION
 from antiphase.torch.ghost_clipping import (
+    GhostTensor,
     gradients_and_bounds,
     record_losses,
 )
@@ -91,6 +92,26 @@ def test_ghost_clipping_covers_the_rounding_of_norms_of_millions_of_numbers(valu
         criterion(module(inputs), targets).backward()
         length = float(torch.linalg.vector_norm(layer.weight.summed_grad))
     assert 0.7 * (1 - 0.02) <= length <= 0.7 * (1 + 1e-6)
+
+
+def test_losses_are_added_up_and_scaled_as_tensors_are():
+    """What is computed from the losses is what is differentiated."""
+    values = torch.tensor([1.0, 4.0])
+    losses = GhostTensor(None, None, values, "mean")
+    for compute in (
+        lambda x: x + 3,
+        lambda x: 3 + x,
+        lambda x: x - 3,
+        lambda x: 3 - x,
+        lambda x: x - values.square(),
+        lambda x: -x,
+        lambda x: x * 3,
+        lambda x: 3 * x,
+        lambda x: x / 4,
+    ):
+        found = compute(losses)
+        assert isinstance(found, GhostTensor)
+        torch.testing.assert_close(found.loss_per_sample, compute(values))
 
 
 class Total(torch.nn.Module):

@@ -132,6 +132,30 @@ def test_merged_terms_have_the_same_gradient():
     torch.testing.assert_close(found.rows.view(3, 4, 5).double(), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_two_uses_of_a_table_keep_the_examples_apart():
+    """Each example's gradient is the sum of its own lookups in both uses."""
+    first = Lookups(torch.tensor([[0, 1], [1, 1], [3, 0]]), normal(3, 2, 5))
+    second = Lookups(torch.tensor([[2], [1], [0]]), normal(3, 1, 5, seed=1))
+    shape = torch.Size([4, 5])
+    expected = first.to_rows(shape).rows + second.to_rows(shape).rows
+    (found,) = merged([first, second], shape)
+    torch.testing.assert_close(found.to_rows(shape).rows, expected)
+    norms = expected.flatten(1).norm(dim=1)
+    torch.testing.assert_close(found.bound().norm, norms, rtol=2e-5, atol=0.0)
+
+
+def test_uses_that_cancel_are_limited():
+    """Of G and −G, S is twice the norm of G, and examples are divided by at least S/κ."""
+    g = normal(3, 4, 5)
+    (total,) = merged([Rows(g), Rows(-g)], torch.Size([4, 5]))
+    assert not total.rows.any()
+    expected = 2 * g.double().flatten(1).norm(dim=1)
+    torch.testing.assert_close(total.uncancelled_norm(), expected, rtol=2e-5, atol=0.0)
+    torch.testing.assert_close(
+        bound_of([total]).floor, expected / MAX_CANCELLATION, rtol=2e-5, atol=0.0
+    )
+
+
 def test_the_bound_of_underflow_is_added():
     """2⁻¹²⁶·d((Σ‖g_t‖)² + (Σ‖a_t‖)² + 2⁻¹²⁶·d·T²), computed by hand for d = 40, T = 2."""
     products = Products(2.0 * torch.ones(1, 2, 1), 3.0 * torch.ones(1, 2, 40))

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 
 import pytest
 import torch
@@ -146,7 +147,16 @@ EXACT = {
     "arguments by name": lambda x, w: torch.add(input=x, other=w).mul(other=w[0]),
     "addmm by name": lambda x, w: torch.addmm(input=w[0], mat1=x[:, 0], mat2=w),
     "bilinear": lambda x, w: F.bilinear(x, x, w[None]),
+    "a sum with a factor": lambda x, w: torch.add(x, w, alpha=3).sub(w[0], alpha=-2),
+    "a table with a row that is not trained": lambda x, w: F.embedding(
+        _tokens(x), w, padding_idx=1
+    ),
+    "a table used twice": lambda x, w: F.embedding(_tokens(x), w) * F.embedding(_tokens(-x), w),
 }
+
+
+def _tokens(x):
+    return (x[:, :, 0] > 0).long() + 2 * (x[:, :, 1] > 0)
 
 
 def _buffer(w):
@@ -215,15 +225,27 @@ def test_attention_with_dropout_and_a_bias():
 )
 def test_attention_written_out(options):
     """The same as torch's, without and with a row that is masked as a whole."""
-    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
+    q, k, v = torch.randn(3, 4, 5, 8), torch.randn(3, 4, 5, 8), torch.randn(3, 4, 5, 8)
     if "enable_gqa" in options:
-        k, v = k[:, :2], v[:, :2]
+        k, v = k[:, :1], v[:, :2]
     masks = [torch.randn(5, 5), torch.rand(5, 5) > 0.5, torch.arange(5)[:, None].expand(5, 5) > 0]
     for mask in masks if "attn_mask" in options else [None]:
         found = layer_rules.scaled_dot_product_attention(q, k, v, **options | {"attn_mask": mask})
         torch.testing.assert_close(
             found, F.scaled_dot_product_attention(q, k, v, **options | {"attn_mask": mask})
         )
+
+
+@pytest.mark.parametrize(
+    "function", [F.embedding, F.layer_norm, F.rms_norm, F.group_norm, F.instance_norm]
+)
+def test_rules_have_the_defaults_of_their_functions(function):
+    """An argument that is not given has the value that the forward pass used."""
+    of_rule, of_function = (
+        [parameter.default for parameter in inspect.signature(f).parameters.values()]
+        for f in (layer_rules._RULES[function], function)
+    )
+    assert of_rule[1:] == of_function, "the rule's first argument is the roles"
 
 
 REFUSED = {
