@@ -90,8 +90,9 @@ WRONG = {
     "the optimizer of another model": (
         lambda: {"optimizer": sgd(small_model())},
         ValueError,
-        "optimizer: 4 of its 4 tensors are not parameters of the module. Make it from the "
-        "parameters() of the model that is given to make_private, after layers were replaced",
+        "Module parameters are different than optimizer Parameters: 4 of its 4 tensors are not "
+        "the module's. Make the optimizer from the parameters() of the model that is given to "
+        "make_private, after layers were replaced",
     ),
     "an optimizer of a part of the model": (
         lambda: part_of(small_model()),

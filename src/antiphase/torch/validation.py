@@ -100,13 +100,13 @@ def refuse_foreign_parameters(module: nn.Module, optimizer: Any) -> None:
     """Refuse an optimizer that has parameters of another module.
 
     Raises:
-        ValueError: with the number of such parameters.
+        ValueError: in the words of Opacus, with the number of such parameters.
     """
     known = set(module.parameters())
     own = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
     if foreign := sum(p not in known for p in own):
         raise ValueError(
-            f"optimizer: {foreign} of its {len(own)} tensors are not parameters of the module. "
-            "Make it from the parameters() of the model that is given to make_private, after "
-            "layers were replaced"
+            f"Module parameters are different than optimizer Parameters: {foreign} of its "
+            f"{len(own)} tensors are not the module's. Make the optimizer from the parameters() of "
+            "the model that is given to make_private, after layers were replaced"
         )
