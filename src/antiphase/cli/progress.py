@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +30,7 @@ def progress_bars(
         columns: templates of additional columns, such as ``"{task.fields[gap]}"``.
         left: the column of the time left; by default estimated from the share that is done.
     """
-    with rich_progress.Progress(
+    progress = rich_progress.Progress(
         rich_progress.SpinnerColumn(),
         rich_progress.TextColumn("{task.description}"),
         rich_progress.BarColumn(max(MIN_BAR, min(MAX_BAR, output.err.width - TEXT_WIDTH))),
@@ -42,7 +42,8 @@ def progress_bars(
         console=output.err,
         transient=True,
         disable=silent or not output.err.is_terminal,
-    ) as progress:
+    )
+    with nullcontext() if progress.disable else progress:  # Rich before 14.3 ends with a blank line
         yield progress
 
 
