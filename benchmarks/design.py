@@ -5,9 +5,10 @@ import time
 import numpy as np
 
 import antiphase as ap
-from antiphase.reporting import charts, figures
+from antiphase.reporting import figures
 from benchmarks import peers
 from benchmarks.question import Claim, Loss, excess
+from benchmarks.time_chart import seconds_against_steps
 from benchmarks.timing import OnOneCore, format_ratio, format_seconds
 from experiments.runner import Table
 
@@ -170,6 +171,4 @@ def draw(record, folder):
     }
     ours, theirs = exponent(long_ones(record)), exponent(record["theirs"])
     title = f"Time to design, one participation: T^{ours:.2f} against T^{theirs:.2f}"
-    return list(
-        figures.draw(folder / "benchmark-design", charts.seconds_against_steps(curves, title))
-    )
+    return list(figures.draw(folder / "benchmark-design", seconds_against_steps(curves, title)))

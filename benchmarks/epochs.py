@@ -5,11 +5,12 @@ import time
 import antiphase as ap
 from antiphase.objective import Average
 from antiphase.problem import Problem
-from antiphase.reporting import charts, figures
+from antiphase.reporting import figures
 from antiphase.solvers.multi_epoch import multi_epoch_bounds
 from benchmarks import design, peers
 from benchmarks.design import exponent
 from benchmarks.question import Claim, Loss
+from benchmarks.time_chart import seconds_against_steps
 from benchmarks.timing import OnOneCore, format_ratio, format_seconds
 from experiments.runner import Table
 
@@ -126,6 +127,4 @@ def draw(record, folder):
         "antiphase": ("dp-mf", ours),
         "JAX Privacy, dense": ("tree", theirs),
     }
-    return list(
-        figures.draw(folder / "benchmark-epochs", charts.seconds_against_steps(curves, title))
-    )
+    return list(figures.draw(folder / "benchmark-epochs", seconds_against_steps(curves, title)))

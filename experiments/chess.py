@@ -17,9 +17,9 @@ import antiphase as ap
 from antiphase.reporting import charts, figures
 from antiphase.theory.bounds import noise_terms
 from antiphase.theory.quadratic import Quadratic, expectation
-from antiphase.theory.simulation import simulate
 from experiments.quadratic import rounded
 from experiments.runner import Cell, Result, Results, Table
+from experiments.simulation import simulate
 
 NAME = "chess"
 TITLE = "Chess diverges where PGD settles, with the same ‖B‖"

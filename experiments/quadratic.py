@@ -21,8 +21,8 @@ from antiphase.factorizations.base import Factorization
 from antiphase.reporting import charts, figures
 from antiphase.theory.damping import best_damping
 from antiphase.theory.quadratic import Quadratic, expectation
-from antiphase.theory.simulation import simulate
 from experiments.runner import Cell, Result, Results, Table
+from experiments.simulation import simulate
 
 NAME = "quadratic"
 TITLE = "A quadratic that is not strongly convex, L = 10, 5,000 steps"

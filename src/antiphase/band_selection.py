@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -199,23 +199,18 @@ def _max_bands(steps: int, rate: float, max_bands: int | None) -> int:
     return min(allowed, check.whole_number("max_bands", max_bands))
 
 
+@dataclass
 class _Search:
     """Search for the number of bands with the least expected noise."""
 
-    def __init__(
-        self,
-        name: str,
-        workload: Workload,
-        objective: Objective,
-        rate: float,
-        epsilon: float,
-        delta: float,
-        progress: Progress | None,
-    ) -> None:
-        self._name, self._workload, self._objective = name, workload, objective
-        self._rate, self._epsilon, self._delta = rate, epsilon, delta
-        self._progress = progress
-        self.trials: dict[int, BandTrial] = {}
+    name: str
+    workload: Workload
+    objective: Objective
+    rate: float
+    epsilon: float
+    delta: float
+    progress: Progress | None
+    trials: dict[int, BandTrial] = field(default_factory=dict)
 
     def best(self, max_bands: int) -> BandTrial:
         """The best number from 1 to ``max_bands`` that the search finds."""
@@ -227,7 +222,7 @@ class _Search:
                 break
         while True:
             best = min(self.trials.values(), key=lambda t: t.expected_noise)
-            near = _near(best.bands, self._workload.steps, sorted(self.trials))
+            near = _near(best.bands, self.workload.steps, sorted(self.trials))
             new = [p for p in sorted(near) if 1 <= p <= max_bands and p not in self.trials]
             if not new:
                 return best
@@ -236,13 +231,13 @@ class _Search:
 
     def attempt(self, bands: int) -> BandTrial:
         """Design with this number of bands, and estimate its noise multiplier."""
-        f = _single_participation_design(self._name, bands, self._workload)
-        rounds = -(-self._workload.steps // bands)
-        rate = min(bands * self._rate, 1.0)
-        s = estimated_noise_multiplier(self._epsilon, self._delta, rate, rounds)
-        trial = self.trials[bands] = BandTrial(bands, f.error_under(self._objective), s)
-        if self._progress is not None:
-            self._progress(ProgressReport(len(self.trials), task=f"{bands} bands"))
+        f = _single_participation_design(self.name, bands, self.workload)
+        rounds = -(-self.workload.steps // bands)
+        rate = min(bands * self.rate, 1.0)
+        s = estimated_noise_multiplier(self.epsilon, self.delta, rate, rounds)
+        trial = self.trials[bands] = BandTrial(bands, f.error_under(self.objective), s)
+        if self.progress is not None:
+            self.progress(ProgressReport(len(self.trials), task=f"{bands} bands"))
         return trial
 
 

@@ -161,22 +161,6 @@ def _own_options(mechanism: Callable[..., Any]) -> dict[str, Any]:
 # ---- encoders in closed form; the keyword arguments of a function are the options --------------
 
 
-def _dp_sgd(problem: Problem) -> Factorization:
-    return Identity("dp-sgd", **problem.fields)
-
-
-def _anti_pgd(problem: Problem) -> Factorization:
-    return Dense("anti-pgd", **problem.fields, matrix=anti_encoder(problem.workload))
-
-
-def _chess(problem: Problem) -> Factorization:
-    return Toeplitz("chess", **problem.fields, coefficients=chess_coefficients(), normalized=False)
-
-
-def _fourier(problem: Problem) -> Factorization:
-    return Dense("fourier", **problem.fields, matrix=fourier_encoder(problem.steps))
-
-
 def _tree(
     problem: Problem, *, estimator: str = "full", sensitivity: str = "square"
 ) -> Factorization:
@@ -286,17 +270,15 @@ def _curvature(
     return Curvature(spectrum, learning_rate, probabilities, weights, final_weight)
 
 
-def _any_objective(workload: Workload, *, objective: Objective | str | None = None) -> Objective:
-    return _objective(objective)
-
-
 _CLOSED_FORM: dict[str, Callable[..., Factorization]] = {
-    "dp-sgd": _dp_sgd,
-    "anti-pgd": _anti_pgd,
-    "chess": _chess,
+    "dp-sgd": lambda p: Identity("dp-sgd", **p.fields),
+    "anti-pgd": lambda p: Dense("anti-pgd", **p.fields, matrix=anti_encoder(p.workload)),
+    "chess": lambda p: Toeplitz(
+        "chess", **p.fields, coefficients=chess_coefficients(), normalized=False
+    ),
     "tree": _tree,
     "sqrt-toeplitz": _sqrt_toeplitz,
-    "fourier": _fourier,
+    "fourier": lambda p: Dense("fourier", **p.fields, matrix=fourier_encoder(p.steps)),
     "bisr": _bisr,
     "lambda-cgd": _lambda_cgd,
 }
@@ -311,7 +293,7 @@ _OPTIMAL: dict[str, Callable[..., Objective]] = {
     "dp-mf+": _restarts,
     "damped": _damped,
     "curvature": _curvature,
-    "optimal": _any_objective,
+    "optimal": lambda workload, *, objective=None: _objective(objective),
 }
 SEARCH_OPTIONS = ("tolerance", "buffers")  # of the optimal designs
 SHOWN_OPTIONS = {"dp-mf+": ("tau",), "damped": ("rho", "final_weight")}

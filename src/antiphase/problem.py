@@ -79,11 +79,16 @@ class Problem:
         limit = 2 if banded.size > MAX_STEPS_OF_WIDE_BANDS else MAX_HALF_BANDWIDTH
         return banded if banded.half_bandwidth <= limit else None
 
+    @property
+    def short_recurrence(self) -> BandedProblem:
+        """The banded form of a problem that has one."""
+        assert self.banded is not None
+        return self.banded
+
     @cached_property
     def step_classes(self) -> Indices:
         """Class of each step of the banded form; the steps of a class share one budget."""
-        assert self.banded is not None
-        return np.unique(self.banded.live % self.period, return_inverse=True)[1]
+        return np.unique(self.short_recurrence.live % self.period, return_inverse=True)[1]
 
     def recurrence(self, form: str) -> Recurrence:
         """The objective as a recurrence over steps that all move the model.

@@ -404,8 +404,7 @@ class Workload(Value):
         shifted = np.zeros_like(self.matrix)
         shifted[:, :-1] = self.matrix[:, 1:]  # A Z: the gradient of step j reacts to iterate j − 1
         reaction = np.eye(self.steps) + self.curvature * shifted
-        damped: Array = scipy.linalg.solve_triangular(reaction, self.matrix, lower=True)
-        return damped
+        return np.asarray(scipy.linalg.solve_triangular(reaction, self.matrix, lower=True))
 
     def _rows(self, name: str, value: Any) -> Array:
         array = np.array(value, dtype=np.float64)

@@ -9,8 +9,9 @@ from scipy.signal import lfilter
 
 import antiphase as ap
 from antiphase.objective import Average
-from antiphase.theory import bounds, lower_bounds, sequences
+from antiphase.theory import bounds
 from antiphase.theory.bounds import Constants
+from experiments import lower_bounds, sequences
 from tests import reference
 from tests.theory.test_bounds import factored, rise_and_fall, variances
 

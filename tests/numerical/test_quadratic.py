@@ -9,7 +9,7 @@ import antiphase as ap
 from antiphase.theory import quadratic
 from antiphase.theory.damping import best_damping
 from antiphase.theory.quadratic import Quadratic, expectation
-from antiphase.theory.simulation import simulate
+from experiments.simulation import simulate
 
 pytestmark = [pytest.mark.issue(8), pytest.mark.long]
 

@@ -9,6 +9,7 @@ import pytest
 
 import antiphase as ap
 from antiphase.reporting import charts
+from benchmarks.time_chart import seconds_against_steps
 from tests.reporting import sample
 
 
@@ -96,7 +97,7 @@ def test_the_sampler_is_a_marker_and_the_mechanism_a_colour():
 
 
 def test_seconds_have_a_line_in_proportion():
-    measured, straight = charts.seconds_against_steps(sample.made_up_times()).series
+    measured, straight = seconds_against_steps(sample.made_up_times(), "Times").series
     assert straight.dashed
     np.testing.assert_allclose(straight.y / straight.x, measured.y[0] / measured.x[0])
 

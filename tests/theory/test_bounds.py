@@ -10,9 +10,10 @@ import antiphase as ap
 from antiphase.factorizations.dense import Dense
 from antiphase.factorizations.toeplitz import Toeplitz
 from antiphase.objective import Average, Restarts
-from antiphase.theory import bounds, lower_bounds, sequences
+from antiphase.theory import bounds
 from antiphase.theory.bounds import Constants
 from antiphase.theory.decoder_norms import DecoderNorms
+from experiments import lower_bounds, sequences
 from tests import reference
 
 DESIGNS = [

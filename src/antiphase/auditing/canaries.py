@@ -72,8 +72,7 @@ class MechanismTrials:
         C = self.mechanism.factorization.encoder()
         shift = C @ (self.canary if canary is None else canary)
         weights = C.T @ shift / (np.linalg.norm(shift) * self.mechanism.noise_scale)
-        score: Array = weights @ released
-        return score
+        return weights @ released
 
     def __call__(self, canary: bool, trials: int) -> Array:
         """Scores of independent trials with or without the canary."""

@@ -82,8 +82,7 @@ class GaussianClaim(Claim):
 
     def min_false_negatives(self, false_positives: Array) -> Array:
         """Φ(Φ⁻¹(1 − α) − μ)."""
-        curve: Array = scipy.special.ndtr(-scipy.special.ndtri(false_positives) - self.mu)
-        return curve
+        return np.asarray(scipy.special.ndtr(-scipy.special.ndtri(false_positives) - self.mu))
 
     def min_false_positives(self, true_positives: float) -> float:
         """Φ(Φ⁻¹(1 − β) − μ)."""
@@ -91,8 +90,9 @@ class GaussianClaim(Claim):
 
     def lower_bound(self, false_positives: Array, false_negatives: Array) -> Array:
         """Φ⁻¹(1 − α) − Φ⁻¹(β)."""
-        mu: Array = -scipy.special.ndtri(false_positives) - scipy.special.ndtri(false_negatives)
-        return mu
+        return np.asarray(
+            -scipy.special.ndtri(false_positives) - scipy.special.ndtri(false_negatives)
+        )
 
     def __str__(self) -> str:
         return f"{self.mu:.4g}-Gaussian privacy"

@@ -378,13 +378,12 @@ def _design(
     options = dict(candidate.options)
     if candidate.name in TOLERANT_DESIGNS:
         options.setdefault("tolerance", tolerance)
-    return design(
-        candidate.name,
-        workload=setting.workload,
-        participation=setting.participation,
-        progress=progress,
-        **options,
-    )
+    return design_for(setting, candidate.name, progress=progress, **options)
+
+
+def design_for(setting: Setting, name: str, **options: Any) -> Factorization:
+    """Design a mechanism for the workload and participation of a setting."""
+    return design(name, workload=setting.workload, participation=setting.participation, **options)
 
 
 def _short(value: Any) -> str:

@@ -20,12 +20,11 @@ from antiphase.comparison.candidates import (
     Setting,
     calibrate_candidate,
     default_candidates,
+    design_for,
     dp_sgd_candidates,
     require_setting,
 )
 from antiphase.comparison.result import Comparison, Entry
-from antiphase.design import design
-from antiphase.factorizations.base import Factorization
 from antiphase.objective import Average
 
 
@@ -90,10 +89,12 @@ def _compare(
 ) -> Comparison:
     calibrated, refused, stopped = _calibrate_all(setting, candidates, tolerance, progress)
     _reporter(progress, "", len(candidates), len(candidates))(ProgressReport(0))
-    optimum = _known_optimum([one.made.mechanism.factorization for one in calibrated])
+    designs = [one.made.mechanism.factorization for one in calibrated]
+    bounds = [f.bound for f in designs if f.bound is not None and f.objective == Average()]
+    optimum = max(bounds, default=None)  # the certified least squared noise over the iterates
     if optimum is None and not stopped:
         try:
-            optimum = _optimum(setting, tolerance)
+            optimum = design_for(setting, "dp-mf", tolerance=tolerance).lower_bound
         except KeyboardInterrupt:
             stopped = True
     entries = []
@@ -155,20 +156,6 @@ def _reporter(progress: Progress, label: str, done: int, total: int) -> Progress
         progress(ProgressReport(done, total, search.gap, label))
 
     return report
-
-
-def _known_optimum(designs: list[Factorization]) -> float | None:
-    """The bound of a design that is optimal for all iterates alike, if there is one."""
-    bounds = [f.bound for f in designs if f.bound is not None and f.objective == Average()]
-    return max(bounds) if bounds else None
-
-
-def _optimum(setting: Setting, tolerance: float) -> float:
-    """The certified least squared noise over the iterates."""
-    best = design(
-        "dp-mf", workload=setting.workload, participation=setting.participation, tolerance=tolerance
-    )
-    return best.lower_bound
 
 
 def _entry(setting: Setting, one: _Timed, optimum: float | None, row_seconds: float) -> Entry:

@@ -49,8 +49,7 @@ class Banded(Factorization):
     def band_rows(self, start: int, stop: int) -> Array:
         """Return ``C[t, t − i]`` for ``start <= t < stop`` and ``i < bands``."""
         t, i = np.arange(start, stop)[:, None], np.arange(self.bands)
-        rows: Array = np.where(t >= i, self.columns[t - i, i], 0.0)
-        return rows
+        return np.where(t >= i, self.columns[t - i, i], 0.0)
 
     def _build_encoder(self) -> Array:
         encoder = np.zeros((self.steps, self.steps))
@@ -84,8 +83,7 @@ class BandedColumns:
 
     def squared_norms(self) -> Array:
         """Return the squared norm of each column."""
-        norms: Array = np.square(self._columns).sum(axis=1)
-        return norms
+        return np.asarray(np.square(self._columns).sum(axis=1))
 
     def gram(self, indices: Indices) -> Array:
         """Return the block of ``CᵀC`` at these steps."""
@@ -117,8 +115,7 @@ def banded_variances(rows: Array, P: Array, N: Array, delay: int = 0) -> Array |
 
     F = banded.multiply(rows, P / N)[:, : len(rows)]
     inverse = resolvents.inverse_bands(F / F[:, :1], F[:, 0] ** 2)
-    variances: Array = inverse[:, 0]
-    return variances
+    return inverse[:, 0]
 
 
 def outside(columns: Array) -> Any:

@@ -120,8 +120,7 @@ class Factorization(Plotted, ABC):
         """Return ``C[t, t − i]`` for ``start <= t < stop`` and ``i < bands``."""
         t = np.arange(start, stop)[:, None]
         back = t - np.arange(self.bands)
-        rows: Array = np.where(back >= 0, self.encoder()[t, back], 0.0)
-        return rows
+        return np.where(back >= 0, self.encoder()[t, back], 0.0)
 
     is_identity: ClassVar[bool] = False
     """Whether ``C = I``, so that rows of noise are independent."""
@@ -228,8 +227,7 @@ class Factorization(Plotted, ABC):
         variances = None if recurrence is None else self._iterate_variances(*recurrence)
         if variances is None:
             variances = self.squared_row_norms(self.workload.dense())
-        noise: Array = self.sensitivity**2 * variances
-        return noise
+        return self.sensitivity**2 * variances
 
     def error_under(self, objective: Objective) -> float:
         """Return the error of this encoder under another objective.
@@ -254,8 +252,7 @@ class Factorization(Plotted, ABC):
     def squared_row_norms(self, root: Array) -> Array:
         """Return the squared norm of each row of ``root·C⁻¹``."""
         rows = scipy.linalg.solve_triangular(self.encoder(), root.T, lower=True, trans="T")
-        squared: Array = np.einsum("ij,ij->j", rows, rows)
-        return squared
+        return np.asarray(np.einsum("ij,ij->j", rows, rows))
 
     # ---- matrices -----------------------------------------------------------------------------
 
@@ -283,10 +280,9 @@ class Factorization(Plotted, ABC):
 
     def noising(self) -> Array:
         """Return ``C⁻¹``: row t times ``Z`` is the noise that step t adds."""
-        inverse: Array = scipy.linalg.solve_triangular(
-            self.encoder(), np.eye(self.steps), lower=True
+        return np.asarray(
+            scipy.linalg.solve_triangular(self.encoder(), np.eye(self.steps), lower=True)
         )
-        return inverse
 
     def labelled(self, name: str, options: Mapping[str, Any]) -> Self:
         """The same factorization under another name; figures that are known are kept."""

@@ -40,8 +40,7 @@ class BlockDiagonal(Factorization, form="Blocks"):
         return BlockSequence(tuple(DenseBlock(block) for block in self.distinct), self.sequence)
 
     def _build_encoder(self) -> Array:
-        encoder: Array = scipy.linalg.block_diag(*(block.matrix for _, block in self._blocks))
-        return encoder
+        return np.asarray(scipy.linalg.block_diag(*(block.matrix for _, block in self._blocks)))
 
     def encoder_columns(self, rows: int | None = None) -> Columns:
         """Return the columns, from the blocks."""
@@ -126,8 +125,7 @@ class DenseBlock:
 
     def squared_norms(self) -> Array:
         """Return the squared norm of each column."""
-        norms: Array = np.einsum("ij,ij->j", self.matrix, self.matrix)
-        return norms
+        return np.asarray(np.einsum("ij,ij->j", self.matrix, self.matrix))
 
     def gram(self, indices: Indices) -> Array:
         """Return the products of the columns at these places."""
@@ -137,5 +135,4 @@ class DenseBlock:
     def squared_row_norms(self, root: Array) -> Array:
         """Return the squared norm of each row of ``root`` times the inverse of the block."""
         rows = scipy.linalg.solve_triangular(self.matrix, root.T, lower=True, trans="T")
-        squared: Array = np.einsum("ij,ij->j", rows, rows)
-        return squared
+        return np.asarray(np.einsum("ij,ij->j", rows, rows))

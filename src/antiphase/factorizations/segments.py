@@ -145,8 +145,7 @@ class Segment:
     def _readings(self) -> Array:
         from antiphase.linalg import stream_kernels
 
-        readings: Array = stream_kernels.gram_readouts(self.delta, self.r, self.g, self.move)
-        return readings
+        return stream_kernels.gram_readouts(self.delta, self.r, self.g, self.move)
 
     def _lower_products(self, indices: Indices) -> Array:
         """``X_ij`` for i > j among these steps; 0 on the diagonal and above."""
@@ -235,7 +234,4 @@ class Stream(BlockSequence[Segment]):
             gain[place] = s.g
             move[place] = np.concatenate([s.move[1:], np.zeros_like(s.move[:1])])
             variance[live], rests[live] = s.delta**-2, False
-        variances: Array = covariances.driven_variances(
-            read, variance, gain, move, rests, fresh, own, kept, N
-        )
-        return variances
+        return covariances.driven_variances(read, variance, gain, move, rests, fresh, own, kept, N)

@@ -47,8 +47,7 @@ class ToeplitzEncoder(Factorization):
     def _build_encoder(self) -> Array:
         column = np.zeros(self.steps)
         column[: len(self.coefficients)] = self.coefficients
-        encoder: Array = scipy.linalg.toeplitz(column, np.zeros(self.steps))
-        return encoder
+        return np.asarray(scipy.linalg.toeplitz(column, np.zeros(self.steps)))
 
     def encoder_columns(self, rows: int | None = None) -> Columns:
         """Return the columns, without a matrix."""
@@ -58,8 +57,7 @@ class ToeplitzEncoder(Factorization):
     def band_rows(self, start: int, stop: int) -> Array:
         """Return ``C[t, t − i]`` for ``start <= t < stop`` and ``i < bands``."""
         back = np.arange(start, stop)[:, None] - np.arange(self.bands)
-        rows: Array = np.where(back >= 0, self.coefficients, 0.0)
-        return rows
+        return np.where(back >= 0, self.coefficients, 0.0)
 
     def _iterate_variances(self, P: Array, N: Array) -> Array | None:
         """The variances if ``B`` is Toeplitz too: cumulative sums of its squared first column."""
@@ -67,8 +65,7 @@ class ToeplitzEncoder(Factorization):
             return None
         arrives = banded.shift_rows(self.inverse_coefficients, self.workload.delay)
         column = banded.solve(P, banded.apply(N, arrives))
-        variances: Array = np.cumsum(column**2)
-        return variances
+        return np.cumsum(column**2)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,8 +108,7 @@ class Toeplitz(ToeplitzEncoder):
     def band_rows(self, start: int, stop: int) -> Array:
         """Return ``C[t, t − i]`` for ``start <= t < stop`` and ``i < bands``."""
         back = np.arange(start, stop)[:, None] - np.arange(self.bands)
-        rows: Array = np.where(back >= 0, self.coefficients / self._column_norms[back], 0.0)
-        return rows
+        return np.where(back >= 0, self.coefficients / self._column_norms[back], 0.0)
 
     def _iterate_variances(self, P: Array, N: Array) -> Array | None:
         variances = None if self.normalized else super()._iterate_variances(P, N)
@@ -152,8 +148,7 @@ class ToeplitzColumns:
         later = np.maximum.outer(indices, indices)
         lag = np.abs(np.subtract.outer(indices, indices))
         scale = np.outer(self._norms[indices], self._norms[indices])
-        gram: Array = self._products(later, lag) / scale
-        return gram
+        return self._products(later, lag) / scale
 
     def _gram_at_even_distances(self, indices: Indices, stride: int) -> Array:
         """By diagonals, each of one lag: no more time and memory than the result takes."""

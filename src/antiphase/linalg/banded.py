@@ -30,8 +30,7 @@ def solve(bands: Array, rows: Array) -> Array:
         raise np.linalg.LinAlgError(
             f"row {info - 1} of a banded triangular matrix has a 0 on the diagonal"
         )
-    out: Array = np.ascontiguousarray(solution).reshape(rows.shape)
-    return out
+    return np.ascontiguousarray(solution).reshape(rows.shape)
 
 
 def apply_transposed(bands: Array, x: Array) -> Array:
@@ -45,8 +44,7 @@ def apply_transposed(bands: Array, x: Array) -> Array:
 def solve_transposed(bands: Array, x: Array) -> Array:
     """Solve the transposed triangular system for the vector ``x``."""
     solution, _ = scipy.linalg.lapack.dtbtrs(_by_columns(bands), x[:, None], uplo="L", trans="T")
-    out: Array = solution[:, 0]
-    return out
+    return np.asarray(solution[:, 0])
 
 
 def add(left: Array, right: Array) -> Array:
@@ -78,8 +76,7 @@ def trim(bands: Array) -> Array:
     """Drop outer diagonals that are zero or lie outside the matrix."""
     inside = np.arange(len(bands))[:, None] >= np.arange(bands.shape[1])
     used = np.flatnonzero((inside & (bands != 0)).any(axis=0))
-    trimmed: Array = np.where(inside, bands, 0.0)[:, : used[-1] + 1]
-    return trimmed
+    return np.where(inside, bands, 0.0)[:, : used[-1] + 1]
 
 
 def shift_rows(rows: Array, by: int) -> Array:

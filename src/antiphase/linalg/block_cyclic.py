@@ -72,8 +72,7 @@ class GramForm:
     @property
     def diagonal(self) -> Array:
         """The entries on the diagonal, for two blocks or more."""
-        diagonal: Array = np.diagonal(self.D, axis1=2, axis2=3)
-        return diagonal
+        return np.diagonal(self.D, axis1=2, axis2=3)
 
     def single_inverse(self) -> Array:
         """The inverse of a matrix of one block."""

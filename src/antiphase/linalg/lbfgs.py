@@ -70,5 +70,4 @@ def descend(
     result = scipy.optimize.minimize(
         guarded, start, jac=True, method="L-BFGS-B", bounds=bounds, callback=watch, options=options
     )
-    best: Array = result.x
-    return best
+    return np.asarray(result.x)

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from antiphase._util import checks as check
 from antiphase._util.checks import Array
-from antiphase.comparison.candidates import DESIGN_ERRORS, Candidate, Setting
-from antiphase.design import design
+from antiphase.comparison.candidates import DESIGN_ERRORS, Candidate, Setting, design_for
 from antiphase.factorizations.base import Factorization
 from antiphase.theory.quadratic import Quadratic, SignalAndNoise, diverges, expectation
 from antiphase.theory.spectrum import Spectrum
@@ -158,18 +157,14 @@ def rank(
     return list(search.ranked.values()), search.refused
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        setting: Setting,
-        criterion: QuadraticCriterion,
-        tolerance: float,
-        report: Callable[[str], None],
-    ) -> None:
-        self.setting, self.criterion = setting, criterion
-        self.tolerance, self.report = tolerance, report
-        self.ranked: dict[str, RankedDesign] = {}
-        self.refused: dict[str, str] = {}
+    setting: Setting
+    criterion: QuadraticCriterion
+    tolerance: float
+    report: Callable[[str], None]
+    ranked: dict[str, RankedDesign] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
         steps = self.setting.steps
@@ -202,13 +197,7 @@ class _Search:
             self.report(label)
             stop: dict[str, Any] = {} if name == "dp-sgd" else {"tolerance": self.tolerance}
             try:
-                f = design(
-                    name,
-                    workload=self.setting.workload,
-                    participation=self.setting.participation,
-                    **options,
-                    **stop,
-                )
+                f = design_for(self.setting, name, **options, **stop)
                 self.ranked[label] = RankedDesign(candidate, self.criterion.noise(f))
             except DESIGN_ERRORS as error:
                 if name == "dp-sgd":

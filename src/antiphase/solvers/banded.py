@@ -101,8 +101,7 @@ class BandedSearch:
         columns /= np.sqrt(self._budgets(columns)[0])[self._classes, None]
         signs = np.sign(columns[:, 0])
         rows = np.arange(len(columns))[:, None] + np.arange(columns.shape[1])
-        flipped: Array = columns * signs[np.minimum(rows, len(columns) - 1)]
-        return flipped
+        return np.asarray(columns * signs[np.minimum(rows, len(columns) - 1)])
 
     def loss(self, x: Array) -> tuple[float, Array]:
         """``ln error`` and its gradient."""

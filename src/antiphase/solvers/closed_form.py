@@ -63,8 +63,7 @@ def square_root_coefficients(steps: int) -> Array:
         array([1.    , 0.5   , 0.375 , 0.3125])
     """
     i = np.arange(1, steps)
-    coefficients: Array = np.cumprod(np.concatenate([[1.0], (2 * i - 1) / (2 * i)]))
-    return coefficients
+    return np.cumprod(np.concatenate([[1.0], (2 * i - 1) / (2 * i)]))
 
 
 def inverse_root_coefficients(workload: Workload, bands: int) -> Array:

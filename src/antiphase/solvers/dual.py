@@ -176,8 +176,7 @@ def _extrapolated(
 def _log(V: Array) -> Array:
     """The logarithms of a stack of positive definite matrices."""
     values, vectors = np.linalg.eigh(V)
-    out: Array = (vectors * np.log(values)[:, None, :]) @ vectors.swapaxes(1, 2)
-    return out
+    return np.asarray((vectors * np.log(values)[:, None, :]) @ vectors.swapaxes(1, 2))
 
 
 def _exp(logarithms: Array) -> Array:
@@ -194,8 +193,7 @@ def _with_constant_diagonal(Q: Array, diagonal: Callable[[Array], Array]) -> Arr
     corr = (corr + corr.swapaxes(1, 2)) / 2
     k = corr.shape[1]
     corr[:, range(k), range(k)] = 1.0
-    out: Array = diagonal(d)[:, None, None] * corr
-    return out
+    return np.asarray(diagonal(d)[:, None, None] * corr)
 
 
 @dataclass(frozen=True)

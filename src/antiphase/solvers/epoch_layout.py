@@ -145,5 +145,4 @@ class EpochFactor:
         padded[: len(x)] = x
         by_position = padded.reshape(layout.epochs, layout.every).T[:, :, None]
         product = (stack.swapaxes(1, 2) if transposed else stack) @ by_position
-        out: Array = product[:, :, 0].T.ravel()[: layout.size]
-        return out
+        return product[:, :, 0].T.ravel()[: layout.size]

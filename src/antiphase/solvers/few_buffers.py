@@ -142,8 +142,7 @@ def _with_fewest_buffers(
     problem: Problem, stream: Streaming, progress: Progress | None
 ) -> Streaming:
     """The stream, or where it has many buffers, as with momentum, the smallest that will do."""
-    assert problem.banded is not None
-    if stream.buffers < MANY_BUFFERS or problem.banded.size > MAX_TRIAL_STEPS:
+    if stream.buffers < MANY_BUFFERS or problem.short_recurrence.size > MAX_TRIAL_STEPS:
         return stream
     before = 0.1  # where a few buffers suffice, two leave less than a third of this
     for buffers in range(2, MANY_BUFFERS):
@@ -161,18 +160,11 @@ def _descend_from_blt(
     problem: Problem, stream: Streaming, buffers: int, progress: Progress | None
 ) -> Streaming | None:
     """The stream that a descent from the best BLT finds; None if its coefficients cancel."""
-    banded = problem.banded
-    assert banded is not None
+    banded = problem.short_recurrence
     kept = np.ones((banded.size, min(buffers, MAX_BUFFERS)))
     kept[[start for start, _ in banded.segments]] = 0.0
-    search = BufferSearch(
-        banded.P,
-        banded.N,
-        banded.weights**2,
-        problem.step_classes,
-        kept,
-        fed=np.roll(kept, -1, axis=0),
-    )
+    equation, fed = (banded.P, banded.N, banded.weights**2), np.roll(kept, -1, axis=0)
+    search = BufferSearch(*equation, problem.step_classes, kept, fed)
     blt = blt_optimum(replace(problem, participation=Once()), buffers=search.buffers)
     x = search.uniform(blt.decays, blt.scales)
     if banded.size <= MAX_DESCENT_STEPS:

@@ -60,5 +60,4 @@ def _cut_to_bands(encoder: Array, bands: int) -> Array:
     Columns of steps ``bands`` apart are then orthogonal.
     """
     banded = np.triu(encoder, 1 - bands)
-    scaled: Array = banded * (np.linalg.norm(encoder, axis=0) / np.linalg.norm(banded, axis=0))
-    return scaled
+    return np.asarray(banded * (np.linalg.norm(encoder, axis=0) / np.linalg.norm(banded, axis=0)))

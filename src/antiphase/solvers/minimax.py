@@ -104,5 +104,4 @@ class _Search:
 
 
 def _floored(log_w: Array) -> Array:
-    floored: Array = np.maximum(log_w - log_w.max(), -MAX_LOG_SPREAD)
-    return floored
+    return np.asarray(np.maximum(log_w - log_w.max(), -MAX_LOG_SPREAD))

@@ -60,8 +60,8 @@ class MultiEpochDual:
     @classmethod
     def of(cls, problem: Problem, tolerance: float) -> MultiEpochDual:
         """The dual of a problem that `is_block_cyclic`."""
-        assert problem.banded is not None
-        return cls(problem.banded, problem.period, tolerance, max(tolerance / 1000, 1e-16))
+        accuracy = max(tolerance / 1000, 1e-16)
+        return cls(problem.short_recurrence, problem.period, tolerance, accuracy)
 
     @cached_property
     def layout(self) -> EpochLayout:
@@ -280,8 +280,7 @@ def multi_epoch_optimum(
         >>> multi_epoch_optimum(problem, tolerance=1e-6).gap < 1e-6
         True
     """
-    assert problem.banded is not None
-    refuse_if_too_large(problem.banded.longest_segment, copies=5)
+    refuse_if_too_large(problem.short_recurrence.longest_segment, copies=5)
     sharper, V = tolerance, None
     best: Factorization | None = None
     while True:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -71,18 +73,11 @@ def _solve_segment(
     """
     if buffers == "exact":
         return _exact_segment(problem, tolerance, progress)
-    banded = problem.banded
-    assert banded is not None
+    ascend = _ascent(problem, progress)
     tolerance = max(tolerance, 1e-8 if problem.steps <= MAX_SHARP_STEPS else 1e-6)
     start = None
     for _ in range(4):
-        point = maximise_dual(
-            banded,
-            tolerance=tolerance,
-            start=start,
-            classes=problem.step_classes,
-            progress=progress,
-        )
+        point = ascend(tolerance=tolerance, start=start)
         segment = _segment_with_buffers(problem, point, buffers)
         limit = (1 + AUTO_EXCESS) * point.lower_bound
         if buffers != "auto" or _stream(problem, segment).error <= limit:
@@ -95,17 +90,10 @@ def _exact_segment(
     problem: Problem, tolerance: float, progress: Progress | None
 ) -> tuple[Segment, float]:
     """As many buffers as full precision needs."""
-    banded = problem.banded
-    assert banded is not None
+    ascend = _ascent(problem, progress)
     sharper, start = tolerance / 10, None
     while True:
-        point = maximise_dual(
-            banded,
-            tolerance=sharper,
-            start=start,
-            classes=problem.step_classes,
-            progress=progress,
-        )
+        point = ascend(tolerance=sharper, start=start)
         nodes = nodes_needed(point.low, point.high, max(tolerance / 1000, 1e-16))
         segment = _segment(problem, point, nodes)
         limit = (1 + tolerance) * point.lower_bound
@@ -114,12 +102,17 @@ def _exact_segment(
         sharper, start = sharper / 30, point.v
 
 
+def _ascent(problem: Problem, progress: Progress | None) -> Callable[..., DualPoint]:
+    """The search of the dual, which takes a tolerance and a start."""
+    classes = problem.step_classes
+    return partial(maximise_dual, problem.short_recurrence, classes=classes, progress=progress)
+
+
 def _segment_with_buffers(problem: Problem, point: DualPoint, buffers: str | int) -> Segment:
     """So many buffers, or for ``"auto"`` the fewest that leave an excess of `AUTO_EXCESS`."""
-    assert problem.banded is not None
     most = nodes_needed(point.low, point.high)
     if buffers != "auto":
-        nodes = min(max(int(buffers) // problem.banded.half_bandwidth, 1), most)
+        nodes = min(max(int(buffers) // problem.short_recurrence.half_bandwidth, 1), most)
         return _segment(problem, point, nodes)
     limit = (1 + 0.95 * AUTO_EXCESS) * point.lower_bound
     nodes = max(1, min(most, round(0.57 * nodes_needed(point.low, point.high, AUTO_EXCESS))))
@@ -142,8 +135,7 @@ def _segment(problem: Problem, point: DualPoint, nodes: int) -> Segment:
     """The stream with so many quadrature nodes, scaled so that each class has sensitivity 1."""
     from antiphase.linalg import resolvents, stream_kernels
 
-    banded = problem.banded
-    assert banded is not None
+    banded = problem.short_recurrence
     squares, weights = inverse_square_root_nodes(nodes, point.low, point.high)
     common = banded.weighted_bands, banded.N, point.v, banded.half_bandwidth
     move, g, h, x = resolvents.generators(*common, squares, weights)
@@ -159,8 +151,7 @@ def _segment(problem: Problem, point: DualPoint, nodes: int) -> Segment:
 
 def _stream(problem: Problem, segment: Segment, bound: float | None = None) -> Streaming:
     """The factorization of one segment, split where its steps are not coupled."""
-    assert problem.banded is not None
-    distinct, sequence = split_segment(segment, problem.banded)
+    distinct, sequence = split_segment(segment, problem.short_recurrence)
     return Streaming("optimal", **problem.fields, distinct=distinct, sequence=sequence, bound=bound)
 
 

@@ -37,8 +37,7 @@ def virtual_iterates(path: Any, noise: Any, learning_rate: float, tau: int | Non
     u = _with_zero(noise)
     t = np.arange(len(u))
     last = np.zeros_like(t) if tau is None else t // check.whole_number("tau", tau) * tau
-    moved: Array = np.asarray(path, dtype=np.float64) + learning_rate * (u - u[last])
-    return moved
+    return np.asarray(path, dtype=np.float64) + learning_rate * (u - u[last])
 
 
 def smoothed_iterates(

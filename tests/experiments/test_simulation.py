@@ -8,7 +8,7 @@ import pytest
 import antiphase as ap
 from antiphase.mechanism import Mechanism
 from antiphase.theory.quadratic import Quadratic, expectation
-from antiphase.theory.simulation import SIMULATED_RUN, simulate
+from experiments.simulation import SIMULATED_RUN, simulate
 from tests.theory.problems import RATE, RATES, SMALL, WORKLOADS, T
 
 
