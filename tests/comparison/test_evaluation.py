@@ -6,7 +6,7 @@ import pytest
 import antiphase as ap
 from antiphase import accounting
 from antiphase._util.progress import ProgressReport
-from antiphase.comparison import Candidate, Setting, candidates, compare, evaluation, noise_cost
+from antiphase.comparison import Candidate, Setting, candidates, compare, noise_cost
 from antiphase.sampling import BallsInBins, CyclicPoisson, FixedOrder, Poisson
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-6}
@@ -67,15 +67,14 @@ def test_equal_candidates_appear_once():
 
 def test_ctrl_c_keeps_what_is_finished(monkeypatch):
     """In the third design, in the search for the optimum, and during measurements."""
-    real = evaluation.design
+    real = candidates.design
 
     def stopping(name, **options):
         if name == "dp-mf":
             raise KeyboardInterrupt
         return real(name, **options)
 
-    for module in (candidates, evaluation):
-        monkeypatch.setattr(module, "design", stopping)
+    monkeypatch.setattr(candidates, "design", stopping)
     found = compare(Setting.of(8), [Candidate("dp-sgd"), Candidate("chess"), Candidate("dp-mf")])
     assert [e.name for e in found.entries] == ["dp-sgd", "chess"]
     assert (found.stopped, found.optimum, found.entries[0].over_optimum) == (True, None, None)
@@ -84,8 +83,7 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
     assert (found.stopped, found.optimum, found.refused) == (True, None, {})
     with pytest.raises(KeyboardInterrupt):
         compare(Setting.of(8), [Candidate("dp-mf")])
-    for module in (candidates, evaluation):
-        monkeypatch.setattr(module, "design", real)
+    monkeypatch.setattr(candidates, "design", real)
     monkeypatch.setattr(
         noise_cost, "_times", lambda stream, rows: (_ for _ in ()).throw(KeyboardInterrupt)
     )

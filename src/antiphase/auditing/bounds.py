@@ -27,11 +27,12 @@ def clopper_pearson_upper(count: Any, trials: int, failure: float) -> Array:
         (0.258865..., 1.0)
     """
     count = np.asarray(count, dtype=np.float64)
-    return np.where(
+    rate: Array = np.where(
         count >= trials,
         1.0,
         scipy.special.betaincinv(count + 1, np.maximum(trials - count, 0.5), 1 - failure),
     )
+    return rate
 
 
 def is_refuted(claim: Claim, canaries: int, guesses: int, correct: int, probability: float) -> bool:
