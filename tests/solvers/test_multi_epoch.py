@@ -205,3 +205,13 @@ def test_the_condition_number_is_a_bound(shown):
             exact = max(exact, np.linalg.cond(K / np.outer(scale, scale)))
         shown(f"condition number, by QR: {sharp}", f"{bound / exact:.1f} × exact", ">= 1, <= 1e4")
         assert 1 <= bound / exact <= 1e4
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.3, 0.1])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_rates_that_decay_strongly(decay, momentum):
+    """Down to 1e-39 of the first: the search needs no definite products, and is certified."""
+    workload = ap.Workload.sgd(40, learning_rates=0.1 * decay ** np.arange(40), momentum=momentum)
+    f = multi_epoch_optimum(Problem(workload, Average(), ap.epochs(8, 5)), tolerance=1e-9)
+    assert f.gap <= 1e-9
+    assert f.sensitivity <= 1 + 1e-12

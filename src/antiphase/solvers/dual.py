@@ -35,6 +35,7 @@ from antiphase.linalg.anderson import Anderson
 MEMORY = 20  # earlier steps used by the extrapolation
 ROUNDING = 1e-12  # relative margin by which the bound is lowered for rounding
 MAX_ITERATIONS = 500
+DEFINITE = 1e-13  # least eigenvalue of correlation matrices, so that rounding leaves them definite
 PATIENCE = 10  # iterations without a better feasible point after which rounding prevails
 
 
@@ -147,7 +148,8 @@ def plain_step(point: Point) -> list[Array]:
     """The maximiser of the minorant, scaled so that the diagonals ``m_j`` have mean 1."""
     out = []
     for v, x in zip(point.V, point.X, strict=True):
-        out.append(_with_constant_diagonal(x @ v @ x, lambda d: np.square(d.sum(axis=1))))
+        root = x @ np.linalg.cholesky(v)
+        out.append(_correlations(root) * np.square(_row_norms(root).sum(axis=1, keepdims=True)))
     mean = np.concatenate([v[:, 0, 0] for v in out]).mean()
     return [v / mean for v in out]
 
@@ -174,26 +176,36 @@ def _extrapolated(
 
 
 def _log(V: Array) -> Array:
-    """The logarithms of a stack of positive definite matrices."""
+    """The logarithms of a stack of positive definite matrices.
+
+    Eigenvalues that rounding makes 0 or negative count as the smallest that it can tell from 0.
+    """
     values, vectors = np.linalg.eigh(V)
-    return np.asarray((vectors * np.log(values)[:, None, :]) @ vectors.swapaxes(1, 2))
+    values = np.maximum(values, np.finfo(float).eps * values[:, -1:])
+    out: Array = (vectors * np.log(values)[:, None, :]) @ vectors.swapaxes(1, 2)
+    return out
 
 
 def _exp(logarithms: Array) -> Array:
     """The exponentials, with the diagonal of each scaled to a constant."""
     values, vectors = np.linalg.eigh(logarithms)
-    V = (vectors * np.exp(values)[:, None, :]) @ vectors.swapaxes(1, 2)
-    return _with_constant_diagonal(V, lambda d: np.mean(np.square(d), axis=1))
+    root = vectors * np.exp(values / 2)[:, None, :]
+    out: Array = _correlations(root) * np.square(_row_norms(root)).mean(axis=1, keepdims=True)
+    return out
 
 
-def _with_constant_diagonal(Q: Array, diagonal: Callable[[Array], Array]) -> Array:
-    """``m_j·corr(Q_j)`` for a stack, with ``m`` a function of the roots of their diagonals."""
-    d = np.sqrt(np.diagonal(Q, axis1=1, axis2=2))
-    corr = Q / (d[:, :, None] * d[:, None, :])
-    corr = (corr + corr.swapaxes(1, 2)) / 2
+def _row_norms(stack: Array) -> Array:
+    norms: Array = np.linalg.norm(stack, axis=2, keepdims=True)
+    return norms
+
+
+def _correlations(root: Array) -> Array:
+    """``corr(root·rootᵀ)`` for a stack: definite within rounding, however different its rows."""
+    rows = root / _row_norms(root)
+    corr: Array = (1 - DEFINITE) * (rows @ rows.swapaxes(1, 2))
     k = corr.shape[1]
     corr[:, range(k), range(k)] = 1.0
-    return np.asarray(diagonal(d)[:, None, None] * corr)
+    return corr
 
 
 @dataclass(frozen=True)

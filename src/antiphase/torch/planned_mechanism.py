@@ -29,7 +29,7 @@ BUFFERS = (8, 4, 2)  # of that stream, as many as fit the memory
 # choose the same design.
 SECONDS_PER_PRODUCT = 1.5e-11
 SECONDS_PER_NORMAL = 1.5e-9
-DESIGN_SECONDS = 20.0  # of a dense design for 1,000 steps; grows with the power 2.5 of the steps
+DESIGN_SECONDS = 8.0  # of a dense design for 1,000 steps; grows with the power 2.5 of the steps
 
 
 def checked_mechanism(
