@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TWO    := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two processes, one thread each
 
-.PHONY: help setup demo test test-long test-studies test-integrations test-install coverage mutants check bench bench-full docs reproduce clean
+.PHONY: help setup demo test test-long test-studies test-integrations test-install test-install-all coverage mutants check bench bench-full docs reproduce clean
 
 setup: $(READY)      ## create the environment in .venv (other targets do so too)
 
@@ -38,6 +38,9 @@ test-integrations: $(READY)  ## install the extras and test Lightning, Hugging F
 	$(BIN)/python -m pytest -q tests/torch/test_integrations.py tests/federated/test_simulation.py tests/planted
 
 test-install:        ## install wheel and sdist in empty environments, newest and lowest versions (10 minutes)
+	$(PYTHON) -m tests.install newest lowest
+
+test-install-all:    ## the same, also with all extras at once and with other Pythons that are installed
 	$(PYTHON) -m tests.install
 
 coverage: $(READY)   ## measure the coverage of the core by `make test`; fails below 95 %
