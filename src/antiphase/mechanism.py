@@ -80,8 +80,7 @@ class Mechanism(Displayed):
         }
         if self.target_delta is not None:
             clean["target_delta"] = checked_delta("delta", self.target_delta)
-        for name, value in clean.items():
-            object.__setattr__(self, name, value)
+        check.set_fields(self, **clean)
         check.instance("sampling", self.sampling, Sampling)
         _ = self.accountant  # refuses what would promise too much
         # PRIVACY: float32 rows must neither vanish nor overflow.   [G8]

@@ -117,7 +117,7 @@ class _WeightedIterates(Objective):
     weights: Any
     final_weight: float
 
-    def _check_weights(self) -> None:
+    def __post_init__(self) -> None:
         final = check.positive_number("final_weight", self.final_weight)
         object.__setattr__(self, "final_weight", final)
         if self.weights is None:
@@ -173,9 +173,6 @@ class Average(_WeightedIterates):
 
     weights: Any = None
     final_weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        self._check_weights()
 
     def iterate_weights(self, steps: int) -> Array:
         """Return the weights, with ``final_weight`` in the last one."""
@@ -326,7 +323,7 @@ class Damped(_WeightedIterates):
         if rho > 1:
             raise ValueError(f"rho = {rho} must be at most 1: larger factors amplify errors")
         object.__setattr__(self, "rho", rho)
-        self._check_weights()
+        super().__post_init__()
 
     def damped(self, workload: Workload) -> Workload:
         """Return the workload on a loss of the curvature that ``rho`` stands for."""
@@ -371,11 +368,7 @@ class Curvature(_WeightedIterates):
     final_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        spectrum = check.real_array("spectrum", self.spectrum, ndim=1)
-        if not len(spectrum) or (spectrum < 0).any() or not spectrum.any():
-            raise ValueError(
-                f"spectrum = {self.spectrum!r} needs curvatures of at least 0, and one above 0"
-            )
+        spectrum = check.curvatures("spectrum", self.spectrum)
         rate = check.positive_number("learning_rate", self.learning_rate)
         if rate * spectrum.max() >= 2:
             raise ValueError(
@@ -388,9 +381,8 @@ class Curvature(_WeightedIterates):
             raise ValueError(
                 "probabilities are 0 for every positive curvature; give one of them a weight"
             )
-        for name, value in (("spectrum", spectrum), ("learning_rate", rate), ("probabilities", p)):
-            object.__setattr__(self, name, value)
-        self._check_weights()
+        check.set_fields(self, spectrum=spectrum, learning_rate=rate, probabilities=p)
+        super().__post_init__()
 
     def root(self, workload: Workload) -> Array:
         """Return the Cholesky factor of ``W``, with zero columns for idle steps."""

@@ -169,8 +169,7 @@ class Workload(Value):
             clean["learning_rates"] = check.per_step("learning_rates", self.learning_rates, steps)
         if self.matrix is not None:
             clean["matrix"] = check.real_array("matrix", self.matrix, ndim=2)
-        for name, value in clean.items():
-            object.__setattr__(self, name, value)
+        check.set_fields(self, **clean)
         if self.matrix is not None:
             self._check_matrix()
         else:

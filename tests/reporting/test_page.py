@@ -1,6 +1,7 @@
 """The page as text: it fetches nothing, escapes all text, and has an accessible structure."""
 
 import base64
+import dataclasses
 import hashlib
 import html.parser
 import itertools
@@ -10,8 +11,9 @@ import re
 
 import pytest
 
+import antiphase as ap
 from antiphase.reporting import charts, page
-from antiphase.reporting.page import Block, Column, Grid, Page
+from antiphase.reporting.page import Column, Grid, Page
 from tests.reporting import sample
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)></script><!--<b>&amp;"
@@ -91,6 +93,7 @@ def test_all_text_is_escaped():
         hostile, hostile, hostile, [charts.Series(hostile, hostile, [1, 2], [1, 2])], note=hostile
     )
     maps = charts.HeatMaps(hostile, {hostile: [[1.0, -1.0]]}, hostile, hostile, note=hostile)
+    statement = ap.calibrate(ap.design("dp-sgd", steps=2), epsilon=1, delta=1e-6).statement()
     grid = Grid(
         hostile,
         [Column("a", hostile, hostile, hostile), Column("b", "b")],
@@ -104,7 +107,7 @@ def test_all_text_is_escaped():
             points=[hostile],
             grids=[grid],
             charts=[chart, maps],
-            statements=[Block(hostile, hostile)],
+            statements=[dataclasses.replace(statement, mechanism=hostile, participation=hostile)],
             reproduce=[hostile],
             notes=[hostile],
             made=hostile,
@@ -158,9 +161,6 @@ def test_the_best_value_is_marked():
     grid = Grid("c", columns, rows)
     assert [grid.best(c) for c in columns] == [None, 1.0, 2.0, None]
     assert page.render(Page("t", "q", "a", grids=[grid])).count("(best)") == 2
-    assert "(best)" not in page.render(
-        Page("t", "q", "a", grids=[Grid("c", columns, rows, mark_best=False)])
-    )
 
 
 def test_a_page_may_be_nearly_empty():

@@ -132,6 +132,20 @@ def real_array(name: str, value: Any, *, ndim: int) -> Array:
     return array
 
 
+def curvatures(name: str, value: Any) -> Array:
+    """Return a read-only array of numbers of at least 0, of which one is positive."""
+    array = real_array(name, value, ndim=1)
+    if not len(array) or (array < 0).any() or not array.any():
+        raise ValueError(f"{name} = {value!r} needs curvatures of at least 0, and one above 0")
+    return array
+
+
+def set_fields(instance: Any, **values: Any) -> None:
+    """Set fields of a frozen dataclass, within its ``__post_init__``."""
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+
+
 def per_step(name: str, value: Any, steps: int) -> Array:
     """One non-negative number per step; a single number is repeated for all steps."""
     if isinstance(value, numbers.Real):

@@ -154,10 +154,7 @@ class ApproximateClaim(Claim):
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = [
                 (1 - self.delta - b) / a
-                for a, b in (
-                    (false_positives, false_negatives),
-                    (false_negatives, false_positives),
-                )
+                for a, b in ((false_positives, false_negatives), (false_negatives, false_positives))
             ]
             epsilon: Array = np.log(np.maximum(np.max(ratios, axis=0), 1e-300))
         return epsilon

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import scipy
 
+from antiphase._util import checks as check
 from antiphase._util import files
 from antiphase._util.checks import Array
 from antiphase._util.display import Plotted
@@ -287,8 +288,7 @@ class Factorization(Plotted, ABC):
     def labelled(self, name: str, options: Mapping[str, Any]) -> Self:
         """The same factorization under another name; figures that are known are kept."""
         labelled = copy.copy(self)
-        object.__setattr__(labelled, "name", name)
-        object.__setattr__(labelled, "options", dict(options))
+        check.set_fields(labelled, name=name, options=dict(options))
         return labelled
 
     # ---- files and words ----------------------------------------------------------------------

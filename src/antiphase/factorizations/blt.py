@@ -42,8 +42,7 @@ class Blt(ToeplitzEncoder):
             raise ValueError(
                 "decays of buffers must lie between 0 and 1, and scales must not be negative"
             )
-        object.__setattr__(self, "decays", decays)
-        object.__setattr__(self, "scales", scales)
+        check.set_fields(self, decays=decays, scales=scales)
 
     @cached_property
     def coefficients(self) -> Array:

@@ -21,7 +21,7 @@ from antiphase.design import design
 from antiphase.errors import HorizonError, ParticipationError
 from antiphase.factorizations.base import Factorization
 from antiphase.federated.server import Server
-from antiphase.mechanism import Mechanism, calibrate
+from antiphase.mechanism import calibrate
 from antiphase.participation import MinSeparation, Once, Participation
 from antiphase.statement import PrivacyStatement
 from antiphase.workload import Workload
@@ -93,8 +93,14 @@ class DifferentialPrivacyCorrelatedNoise(Strategy):
         workload = _workload(strategy, self.rounds, server_learning_rates)
         if isinstance(mechanism, str):
             mechanism = design(mechanism, workload=workload, participation=participation)
-        self.mechanism = _calibrated(
-            mechanism, participation, noise_multiplier, target_epsilon, target_delta, clipping_norm
+        _check_plan(mechanism, participation, noise_multiplier, target_epsilon)
+        self.mechanism = calibrate(
+            mechanism,
+            noise_multiplier=noise_multiplier,
+            epsilon=target_epsilon,
+            delta=target_delta,
+            clip_norm=check.positive_number("clipping_norm", clipping_norm),
+            unit="user",
         )
         self._workload, self._folder = workload, folder
         self._server: Server | None = None
@@ -322,14 +328,9 @@ def _workload(strategy: Any, rounds: int, rates: float | Sequence[float] | None)
     return Workload.sgd(rounds, learning_rates=rate if rates is None else rates, momentum=momentum)
 
 
-def _calibrated(
-    factorization: Factorization,
-    participation: Participation,
-    multiplier: Any,
-    epsilon: Any,
-    delta: float,
-    clip_norm: Any,
-) -> Mechanism:
+def _check_plan(
+    factorization: Factorization, participation: Participation, multiplier: Any, epsilon: Any
+) -> None:
     if factorization.participation != participation:
         raise ValueError(
             "mechanism is designed for users who take part "
@@ -341,14 +342,6 @@ def _calibrated(
             f"noise_multiplier = {multiplier}, target_epsilon = {epsilon}: give one of the two; "
             "the other follows"
         )
-    return calibrate(
-        factorization,
-        noise_multiplier=multiplier,
-        epsilon=epsilon,
-        delta=delta,
-        clip_norm=check.positive_number("clipping_norm", clip_norm),
-        unit="user",
-    )
 
 
 def _user(node: Any) -> str:

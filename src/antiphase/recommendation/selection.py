@@ -124,10 +124,7 @@ def recommend(
 
 
 def _by_worst_case(
-    setting: Setting,
-    damping: float | None,
-    tolerance: float,
-    progress: Progress,
+    setting: Setting, damping: float | None, tolerance: float, progress: Progress
 ) -> Recommendation:
     """Recommend without a spectrum: no damping, or one for all directions."""
     steps, final_weight = setting.steps, math.sqrt(setting.steps)
@@ -163,10 +160,7 @@ def _by_worst_case(
 
 
 def _ranked(
-    setting: Setting,
-    criterion: QuadraticCriterion,
-    tolerance: float,
-    progress: Progress,
+    setting: Setting, criterion: QuadraticCriterion, tolerance: float, progress: Progress
 ) -> tuple[Comparison, Values, int]:
     """Rank all designs, compare the shortlist; return the values by label and their number."""
     started = 0

@@ -80,13 +80,11 @@ class Grid:
         columns: columns; the first one has the headings of the rows.
         rows: values by key of the column; ``"name"`` is the mechanism, for its colour;
             ``"sampled"`` is true if its batches are drawn at random, for its marker.
-        mark_best: whether the best value of a column is marked, where one is better.
     """
 
     caption: str
     columns: Sequence[Column]
     rows: Sequence[Mapping[str, Cell]]
-    mark_best: bool = True
 
     def best(self, column: Column) -> float | None:
         """Return the best value of a column; None if none is marked."""
@@ -95,17 +93,9 @@ class Grid:
             for row in self.rows
             if isinstance(v := row.get(column.key), int | float) and math.isfinite(v)
         ]
-        if not self.mark_best or column.better is None or len(numbers) < 2:
+        if column.better is None or len(numbers) < 2:
             return None
         return min(numbers) if column.better == "low" else max(numbers)
-
-
-@dataclass(frozen=True)
-class Block:
-    """Text with a title, in place of a `PrivacyStatement`."""
-
-    title: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -131,7 +121,7 @@ class Page:
     points: Sequence[str] = ()
     grids: Sequence[Grid] = ()
     charts: Sequence[Chart] = ()
-    statements: Sequence[PrivacyStatement | Block] = ()
+    statements: Sequence[PrivacyStatement] = ()
     reproduce: Sequence[str] = ()
     notes: Sequence[str] = ()
     made: str = ""

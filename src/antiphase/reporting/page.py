@@ -22,7 +22,7 @@ from antiphase._util.extras import optional
 from antiphase.reporting import palette, svg
 from antiphase.reporting.axes import tick_label
 from antiphase.reporting.charts import Chart, HeatMaps, Lines
-from antiphase.reporting.content import Block, Cell, Column, Grid, Page, version_and_time
+from antiphase.reporting.content import Cell, Column, Grid, Page, version_and_time
 from antiphase.statement import PrivacyStatement, rounded_up
 
 with optional("plot", "antiphase.reporting.page", "Jinja2"):
@@ -30,8 +30,7 @@ with optional("plot", "antiphase.reporting.page", "Jinja2"):
     from markupsafe import Markup, escape
 
 __all__ = [
-    "Block", "Cell", "Column", "Grid", "Page",
-    "render", "unbroken", "version_and_time", "write",
+    "Cell", "Column", "Grid", "Page", "render", "unbroken", "version_and_time", "write",
 ]  # fmt: skip
 
 
@@ -160,9 +159,7 @@ def _chart(chart: Chart) -> dict[str, Any]:
     return {"chart": chart, "kind": "maps", "maps": maps, "data": data}
 
 
-def _statement(statement: PrivacyStatement | Block) -> dict[str, Any]:
-    if isinstance(statement, Block):
-        return {"title": statement.title, "paragraphs": statement.text.split("\n\n"), "json": None}
+def _statement(statement: PrivacyStatement) -> dict[str, Any]:
     text = statement.to_json()
     link = "data:application/json;base64," + base64.b64encode(text.encode()).decode()
     promise = f"({rounded_up(statement.epsilon)}, {tick_label(statement.delta)})"

@@ -14,11 +14,7 @@ from antiphase.solvers.design_cache import cached
 from antiphase.solvers.few_buffers import few_buffers, refine
 from antiphase.solvers.min_separation import min_separation_encoder
 from antiphase.solvers.minimax import minimax_optimum
-from antiphase.solvers.multi_epoch import (
-    is_block_cyclic,
-    multi_epoch_bounds,
-    multi_epoch_optimum,
-)
+from antiphase.solvers.multi_epoch import is_block_cyclic, multi_epoch_bounds, multi_epoch_optimum
 from antiphase.solvers.streaming import is_streamable, streaming_optimum
 
 MAX_DENSE_BOUND_STEPS = 4096  # steps above which a bound is computed without an encoder

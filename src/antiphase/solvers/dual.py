@@ -155,11 +155,7 @@ def plain_step(point: Point) -> list[Array]:
 
 
 def _extrapolated(
-    evaluate: Evaluate,
-    point: Point,
-    previous: Point | None,
-    plain: list[Array],
-    anderson: Anderson,
+    evaluate: Evaluate, point: Point, previous: Point | None, plain: list[Array], anderson: Anderson
 ) -> Point | None:
     """The extrapolated point; None unless it is definite and raises the bound."""
     step, current = (np.concatenate([_log(v).ravel() for v in V]) for V in (plain, point.V))

@@ -20,12 +20,7 @@ from antiphase._util.progress import Progress, ProgressReport
 from antiphase.linalg.anderson import Anderson
 from antiphase.linalg.quadrature import inverse_square_root_nodes, nodes_needed
 from antiphase.problem import BandedProblem
-from antiphase.solvers.spectrum import (
-    SAFETY,
-    DiagonalFactor,
-    extreme_eigenvalues,
-    spectral_cutoff,
-)
+from antiphase.solvers.spectrum import SAFETY, DiagonalFactor, extreme_eigenvalues, spectral_cutoff
 
 MEMORY = 6  # earlier steps used by the extrapolation
 MAX_LOG_SPREAD = 60.0  # ln v is kept within this of its maximum

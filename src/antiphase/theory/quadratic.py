@@ -52,11 +52,7 @@ class Quadratic(Value):
     multiplicity: Any = 1.0
 
     def __post_init__(self) -> None:
-        spectrum = check.real_array("spectrum", self.spectrum, ndim=1)
-        if not len(spectrum) or (spectrum < 0).any() or not spectrum.any():
-            raise ValueError(
-                f"spectrum = {self.spectrum!r} needs curvatures of at least 0, and one above 0"
-            )
+        spectrum = check.curvatures("spectrum", self.spectrum)
         object.__setattr__(self, "spectrum", spectrum)
         for name, minimum in (
             ("optimum", -math.inf),

@@ -49,9 +49,8 @@ class Spectrum:
             raise ValueError(
                 "weights of a spectrum must be at least 0, and above 0 for some positive value"
             )
-        object.__setattr__(self, "values", values)
-        object.__setattr__(self, "weights", weights)
-        object.__setattr__(self, "least", check.real_number("least", self.least))
+        least = check.real_number("least", self.least)
+        check.set_fields(self, values=values, weights=weights, least=least)
 
     @property
     def top(self) -> float:
