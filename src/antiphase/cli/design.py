@@ -65,8 +65,7 @@ class Result:
 
 def design(
     name: Annotated[
-        str,
-        Argument(help="The mechanism.", **one_of(*options.MECHANISMS, metavar="NAME")),
+        str, Argument(help="The mechanism.", **one_of(*options.MECHANISMS, metavar="NAME"))
     ],
     *,
     length: options.ParticipationPattern,

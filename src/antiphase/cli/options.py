@@ -38,10 +38,7 @@ Delta = Annotated[
 ClipNorm = Annotated[
     float,
     Option(
-        "--clip",
-        "--clip-norm",
-        "--max-grad-norm",
-        help="Maximum norm of one example's gradient.",
+        "--clip", "--clip-norm", "--max-grad-norm", help="Maximum norm of one example's gradient."
     ),
 ]
 LearningRate = Annotated[

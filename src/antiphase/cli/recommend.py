@@ -45,8 +45,7 @@ class LossOptions:
         Path | None, Option(help="Curvatures on public data, in JSON.", metavar="FILE")
     ] = None
     criterion: Annotated[
-        str | None,
-        Option(help="Iterates that count.", **one_of("last", "average")),
+        str | None, Option(help="Iterates that count.", **one_of("last", "average"))
     ] = None
     batch_size: Annotated[int | None, Option(help="Batch size, for learning rates.", min=1)] = None
     initial_gap: Annotated[

@@ -6,6 +6,7 @@ import csv
 import math
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -180,28 +181,26 @@ def _is_number(text: str) -> bool:
 def _numbers(
     path: Path, line: int, cells: list[str], label: int, header: list[str]
 ) -> NDArray[np.float32]:
-    try:
+    with suppress(ValueError):
         row = np.array([float(cell) for cell in cells])
         if np.abs(row).max() <= MAX_FLOAT32:  # false for NaN
             return row.astype(np.float32)
-    except ValueError:
-        pass
-    for i, cell in enumerate(cells):
-        if not _is_number(cell) or not abs(float(cell)) <= MAX_FLOAT32:
-            column = i + (i >= label)
-            name = f" ({header[column]})" if header else ""
-            raise DataError(
-                f"{path}, line {line}, column {column + 1}{name}: {cell!r} is not a finite number"
-            )
-    raise AssertionError("unreachable")
+    i, cell = next(
+        (i, cell)
+        for i, cell in enumerate(cells)
+        if not _is_number(cell) or not abs(float(cell)) <= MAX_FLOAT32
+    )
+    column = i + (i >= label)
+    name = f" ({header[column]})" if header else ""
+    raise DataError(
+        f"{path}, line {line}, column {column + 1}{name}: {cell!r} is not a finite number"
+    )
 
 
 def _parsed_labels(path: Path, labels: list[tuple[int, str]]) -> AnyArray:
     """Labels of a table: all whole numbers, or all words; fractions are refused."""
-    try:
+    with suppress(ValueError, OverflowError):
         return np.array([int(label) for _, label in labels], np.int64)
-    except (ValueError, OverflowError):
-        pass
     for line, label in labels:
         if not label or (_is_number(label) and not label.lstrip("+-").isdecimal()):
             raise DataError(
