@@ -305,6 +305,15 @@ def test_a_copy_records_nothing_of_the_original():
     assert set(found) == {name for name, _ in model.named_parameters()}
 
 
+@pytest.mark.parametrize("wrap_model", [True, False])
+def test_nothing_is_followed_after_a_forward_pass_that_failed(wrap_model):
+    model = Custom(lambda x, w: x @ w[0, :3])
+    wrapped = wrap(model, wrap_model=wrap_model)
+    with pytest.raises(RuntimeError, match="size"):
+        (wrapped if wrap_model else model)(torch.zeros(2, 4, 4))
+    assert torch.overrides._len_torch_function_stack() == 0
+
+
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
 def test_batch_norm_with_fixed_statistics(size):
     """In eval mode batch norm treats examples alone, and its weights are trained."""
