@@ -170,13 +170,19 @@ def test_bad_input_is_named(more, error, said):
         ap.select_bands(**({"steps": 8, "sampling": CyclicPoisson(0.1), **BUDGET} | more))
 
 
+def test_powers_of_two_and_the_limit_are_tried_first():
+    assert list(band_selection._powers_of_two(1)) == [1]
+    assert list(band_selection._powers_of_two(8)) == [1, 2, 4, 8]
+    assert list(band_selection._powers_of_two(20)) == [1, 2, 4, 8, 16, 20]
+
+
 def test_candidates_are_neighbours_middles_and_corners():
     """Two neighbours on either side, middles of the gaps, and two corners of ⌈steps/p⌉."""
     neighbours = {6, 7, 8, 9, 10}
     corners = {math.ceil(100 / rounds) for rounds in (11, 12, 13, 14, 15)}
     assert band_selection._near(8, 100, [1, 2, 4, 8, 16, 32]) == neighbours | corners | {6, 12}
     assert 24 in band_selection._near(16, 100, [8, 16, 32]), "the gap above the last but one"
-    assert band_selection._near(1, 100, [1, 2]) >= {-1, 0, 1, 2, 3}
+    assert band_selection._near(1, 100, [1, 2, 50]) == {-1, 0, 1, 2, 3}, "nothing is below 1"
     corners = {math.ceil(1000 / rounds) for rounds in range(1, 5)}
     assert band_selection._near(500, 1000, [1, 250, 500]) == {*range(498, 503), 375, 500} | corners
 

@@ -246,7 +246,9 @@ def test_a_name_and_a_rate_give_the_scheme(name, rate, expected):
     scheme = sampling.parse(name, rate)
     assert scheme == expected
     assert (scheme.name, scheme.rate) == (name, rate)
+    assert {scheme: name} == {expected: name}, "equal schemes have equal hashes"
     assert scheme.amplifies == (name in sampling.AMPLIFYING)
+    assert scheme.amplifies == (name not in ("fixed-order", "hash-slots"))
 
 
 @pytest.mark.parametrize(

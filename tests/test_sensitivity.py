@@ -5,7 +5,7 @@ from antiphase import Workload, epochs, min_separation, once
 from antiphase.factorizations.toeplitz import Toeplitz, ToeplitzColumns
 from antiphase.objective import Average
 from antiphase.participation import Participation
-from antiphase.sensitivity import DenseColumns, is_exact, sensitivity
+from antiphase.sensitivity import DenseColumns, _computation_cost, is_exact, sensitivity
 from tests import brute_force
 
 
@@ -255,3 +255,25 @@ def test_bad_input_is_named(call, words):
 def test_squares_that_overflow_or_underflow_are_refused(scale, participation):
     with pytest.raises(ValueError, match="out of range"):
         sensitivity(np.eye(3) * scale, participation)
+
+
+DENSE = DenseColumns(np.tril(np.ones((6, 6))))
+FALLING = Toeplitz("t", Workload.sgd(6), Average(), once(), np.ones(6), False).encoder_columns()
+
+
+@pytest.mark.parametrize(
+    ("columns", "participation", "memory", "operations"),
+    [
+        (DenseColumns(np.eye(6)), epochs(2, every=3), 8 * 6, 6),
+        (DENSE, epochs(2, every=3), 40 * 2**2, 3 * (30 * 2**2 + 10_000)),
+        (FALLING, epochs(2, every=3), 40 * 2**2, 30 * 2**2 + 10_000),
+        (FALLING, min_separation(2, 3), 40 * 2**2, 30 * 2**2),
+        (DENSE, min_separation(2, 3), 16 * 6**2, (2 * 2 + 30) * 6**2),
+        (DENSE, once(), 8 * 6, 6),
+        (DenseColumns(np.eye(6)), min_separation(2, 3), 8 * 6, 2 * (6 + 1000)),
+    ],
+)
+def test_the_cost_announced_for_untrusted_files(columns, participation, memory, operations):
+    """Six steps, by hand: 40 bytes and 30 operations for an inner product of two columns."""
+    cost = _computation_cost(columns, participation)
+    assert cost == {"memory": memory, "operations": operations}

@@ -91,6 +91,33 @@ def test_delta_bounds_are_above_and_near_the_exact_value():
         assert exact <= found <= exact + 6 * math.sqrt(exact / 65536) + 40 / 65536
 
 
+@pytest.mark.parametrize(("added", "exact"), [(False, _remove), (True, _add)])
+def test_both_directions_have_their_losses(added, exact):
+    """δ of removing and of adding a record, each against integration."""
+    gram, samples = np.array([[1.0, 0.3], [0.3, 0.8]]), 1 << 18
+    for epsilon in (0.0, 0.5, 1.0):
+        mixture = balls_in_bins._Mixture(gram, 1.0)
+        excess = mixture.excess(epsilon, samples, mixture.generator(epsilon), added)
+        expected = exact(gram, epsilon, 400)
+        assert excess.sum() / samples == pytest.approx(
+            expected, abs=5 * math.sqrt(expected / samples)
+        )
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-4, 1e-5, 1e-6])
+def test_so_many_samples_show_that_a_fifth_of_delta_is_below_delta(delta):
+    samples = balls_in_bins.required_samples(delta)
+    assert balls_in_bins.hoeffding_bound(delta / 5, samples, 1e-9) <= delta
+    few = samples // 4
+    assert samples == 1 << 18 or balls_in_bins.hoeffding_bound(delta / 5, few, 1e-9) > delta
+
+
+def test_estimates_of_small_epsilon_are_close():
+    """One bin is the Gaussian mechanism."""
+    exact = accounting.gaussian_epsilon(300.0, 1e-3)
+    assert exact <= balls_in_bins.estimated_epsilon(np.eye(1), 300.0, 1e-3) <= 3 * exact
+
+
 def test_epsilon_is_certified():
     gram = np.array([[1.0, 0.3], [0.3, 0.8]])
     found = balls_in_bins.epsilon_bound(gram, 1.0, 1e-3)

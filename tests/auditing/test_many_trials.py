@@ -37,6 +37,10 @@ def test_an_alarm_is_raised_where_the_claim_is_clearly_exceeded():
     )
 
 
+def test_without_evidence_the_lower_bound_is_zero():
+    assert audit(normal(0.0)[0], CLAIM, trials=100).lower_bound == 0.0
+
+
 def test_false_alarms_are_as_rare_as_promised():
     """200 audits of a claim that just holds, at confidence 0.8 and one threshold: fewer than 40."""
     scores = normal(1.0, seed=5)[0]

@@ -63,6 +63,7 @@ def test_the_memory_of_each_engine():
             engine = engine_for(make(), 1.0, 3 * CHUNK, 10**8)
         assert isinstance(engine, kind), name
         assert engine.memory == vectors * 4 * 3 * CHUNK, name
+        assert engine.regenerates == name.startswith("regenerated")
     streamed = ap.design("dp-mf", steps=T)
     assert engine_for(streamed, 1.0, 3 * CHUNK, 10**8).memory == streamed.buffers * 4 * 3 * CHUNK
 

@@ -1,8 +1,10 @@
 import ctypes
 
+import numba
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from randomgen import AESCounter
 from scipy import stats
 
 from antiphase.noise import normals
@@ -183,3 +185,13 @@ def test_another_counter_layout_is_noticed_before_writing(monkeypatch):
     monkeypatch.setattr(normals, "AESCounter", Elsewhere)
     monkeypatch.setattr(normals, "aim", None)
     assert not look()
+
+
+def test_compiled_code_calls_the_generator_by_its_address():
+    """Compiled anew, all 64 bits of a word are those of randomgen."""
+    moved, new = AESCounter(key=KEY), AESCounter(key=KEY)
+    function = ctypes.cast(moved.ctypes.next_uint64, ctypes.c_void_p).value
+    word = numba.njit(lambda function, state: normals._next(function, state))
+    words = [word(function, moved.ctypes.state_address) for _ in range(8)]
+    assert words == new.random_raw(8).tolist()
+    assert max(words) >= 2**63
