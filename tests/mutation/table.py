@@ -20,6 +20,7 @@ TORCH = (  # no tests that start processes, which would import the file without 
     "tests/torch/test_recorder.py",
     "tests/torch/test_probe_inputs.py",
     "tests/torch/test_tensor_roles.py",
+    "tests/torch/test_batching_rules.py",
     "tests/torch/test_model_state_check.py",
     "tests/torch/test_release.py",
     "tests/torch/test_plan.py",
