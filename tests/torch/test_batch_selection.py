@@ -304,3 +304,9 @@ def test_the_number_of_examples_of_a_step_is_limited():
         ]._training.release.max_batch_size
         == 8
     )
+
+
+def test_groups_may_be_drawn_whole_and_batches_have_at_least_one_example_on_average():
+    assert PoissonBatches(8, 0.5, groups=2).batch_size == 4
+    assert PoissonBatches(8, 0.01).batch_size == 1
+    assert BallsInBinsBatches(2, 8).batch_size == 1

@@ -1,9 +1,11 @@
 """Batched products: an example's bits do not depend on the others; memory is reused."""
 
+import warnings
+
 import pytest
 import torch
 
-from antiphase.torch.batched_products import RowBuffers, batched_products
+from antiphase.torch.batched_products import MAX_GROUP_EXAMPLES, RowBuffers, batched_products
 
 pytestmark = pytest.mark.issue(21)
 
@@ -48,3 +50,13 @@ def test_buffers_of_rows_are_kept_for_one_batch_size_alone():
     assert buffers.take(4, 6, 7, like) is not buffers.take(4, 6, 7, like)
     other = buffers.take(4, 6, 7, like.double())
     assert other.dtype is torch.float64
+
+
+def test_the_last_group_may_be_smaller():
+    """Also where matrices need no padding; no output is resized, of which torch would warn."""
+    n = MAX_GROUP_EXAMPLES + 3
+    left, right = normal(n, 4, 16), normal(n, 4, 16, seed=1)
+    expected = torch.einsum("ntp,ntd->npd", left.double(), right.double())
+    with warnings.catch_warnings(action="error"):
+        found = batched_products(left, right).double()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -57,7 +57,7 @@ CALLS = {  # functions of a tensor of shape (a, b, c); the first call in each is
     ),
     "linear": lambda x: F.linear(x, numbers(7, x.shape[-1])),
     "attention, keys": lambda x: F.scaled_dot_product_attention(
-        numbers(7, x.shape[-1]), x, numbers(x.shape[-2], 7)
+        numbers(*x.shape[-2:]), x, numbers(x.shape[-2], 7)
     ),
     "attention, queries": lambda x: F.scaled_dot_product_attention(
         x, numbers(7, x.shape[-1]), numbers(7, x.shape[-1])
@@ -120,6 +120,14 @@ CALLS = {  # functions of a tensor of shape (a, b, c); the first call in each is
     "einsum": lambda x: torch.einsum("abc,cd->bda", x, numbers(x.shape[-1], 7)),
     "diagonal sums": lambda x: torch.einsum("abc,abc->a", x, x),
     "broadcast": lambda x: x + numbers(4, 1, 1, 1),
+    "one of each": lambda x: x[:, 0],
+    "one of each, from the end": lambda x: x[..., 0],
+    "some of each": lambda x: x[:, :, :2],
+    "some examples": lambda x: x[:2],
+    "a new dimension": lambda x: x[:, None],
+    "tokens by tensor": lambda x: x[:, torch.tensor([0, 0])],
+    "examples by tensor": lambda x: x[torch.tensor([1, 0])],
+    "a token of every example": lambda x: x[torch.arange(len(x)), torch.zeros(len(x)).long()],
     "repeat": lambda x: x.expand(4, *x.shape),
 }
 UNKNOWN = {  # dimensions for which a rule gives up although examples could be told apart
@@ -131,6 +139,10 @@ UNKNOWN = {  # dimensions for which a rule gives up although examples could be t
     "chunk": (0,),
     "kthvalue": (0, 1),
     "repeated all": (0,),
+    "some of each": (2,),
+    "some examples": (0,),
+    "a token of every example": (0,),  # of several rows each
+    "examples by tensor": (0,),
 }
 
 

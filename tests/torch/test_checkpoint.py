@@ -1,5 +1,6 @@
 """A run resumes bit for bit with the same ε, or is refused."""
 
+import math
 import pickle
 
 import numpy as np
@@ -17,6 +18,7 @@ from antiphase.errors import (
     StateError,
 )
 from antiphase.torch import PrivacyEngine
+from antiphase.torch.tensor_packing import pack
 from tests.torch.setting import Training, data
 
 pytestmark = pytest.mark.slow  # seconds each
@@ -464,3 +466,8 @@ def test_optimizer_state_of_every_kind_survives(key, tmp_path):
         first.engine.save_checkpoint(
             path=tmp_path / "x", module=first.module, noise_scheduler=object()
         )
+
+
+def test_only_numbers_that_json_does_not_have_are_kept_as_text():
+    assert pack(1.5, {}) == 1.5
+    assert pack(-math.inf, {}) == {"$": "float", "value": "-inf"}
