@@ -23,6 +23,7 @@ TORCH = (  # no tests that start processes, which would import the file without 
     "tests/torch/test_batching_rules.py",
     "tests/torch/test_function_calls.py",
     "tests/torch/test_derived_parameters.py",
+    "tests/torch/test_convolution_rules.py",
     "tests/torch/test_model_state_check.py",
     "tests/torch/test_release.py",
     "tests/torch/test_plan.py",
