@@ -106,10 +106,10 @@ def test_both_directions_have_their_losses(added, exact):
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-4, 1e-5, 1e-6])
 def test_so_many_samples_show_that_a_fifth_of_delta_is_below_delta(delta):
-    samples = balls_in_bins.required_samples(delta)
-    assert balls_in_bins.hoeffding_bound(delta / 5, samples, 1e-9) <= delta
+    samples, failure = balls_in_bins.required_samples(delta), balls_in_bins.FAILURE_PROBABILITY
+    assert balls_in_bins.hoeffding_bound(delta / 5, samples, failure) <= delta
     few = samples // 4
-    assert samples == 1 << 18 or balls_in_bins.hoeffding_bound(delta / 5, few, 1e-9) > delta
+    assert samples == 1 << 18 or balls_in_bins.hoeffding_bound(delta / 5, few, failure) > delta
 
 
 def test_estimates_of_small_epsilon_are_close():

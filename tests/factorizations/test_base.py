@@ -1,5 +1,7 @@
 """What a factorization says of itself agrees with its encoder."""
 
+import subprocess
+import sys
 from functools import cache
 
 import numpy as np
@@ -113,3 +115,21 @@ def test_forms_in_files_do_not_depend_on_the_names_of_classes():
         "Identity", "Toeplitz", "Dense", "Banded", "InverseToeplitz", "Blt", "Streamed", "Tree",
         "Blocks",
     }  # fmt: skip
+
+
+def test_files_of_every_form_load_in_a_new_process(tmp_path):
+    """Where nothing but antiphase was imported."""
+    options = {
+        "dp-sgd": {}, "toeplitz": {}, "dp-mf": {}, "banded": {"bands": 2}, "bisr": {"bands": 2},
+        "blt": {"buffers": 1}, "dp-mf+": {"tau": 4}, "tree": {},
+    }  # fmt: skip
+    made = {name: ap.design(name, steps=8, **more) for name, more in options.items()}
+    made["several epochs"] = ap.design("dp-mf", steps=8, epochs=2)
+    for i, factorization in enumerate(made.values()):
+        factorization.save(tmp_path / str(i))
+        code = f"import antiphase; print(antiphase.load({str(tmp_path / str(i))!r}).error)"
+        printed = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        assert float(printed) == pytest.approx(factorization.error, rel=1e-9)
+    assert len({type(factorization) for factorization in made.values()}) == 9
