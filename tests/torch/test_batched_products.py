@@ -60,3 +60,13 @@ def test_the_last_group_may_be_smaller():
     with warnings.catch_warnings(action="error"):
         found = batched_products(left, right).double()
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_kept_buffer_of_another_dtype_is_not_given_out():
+    """The last one that was given back is the one that would be."""
+    buffers, like = RowBuffers(), torch.zeros(1)
+    first, second = (buffers.take(3, 2, 2, x) for x in (like, like.double()))
+    buffers.give_back(first)
+    buffers.give_back(second)
+    assert buffers.take(3, 2, 2, like).dtype is torch.float32
+    assert buffers.take(3, 2, 2, like.double()) is second

@@ -284,6 +284,8 @@ def test_every_run_with_fresh_noise_is_accounted_for(key, tmp_path):
         load(again, tmp_path / "checkpoint", fresh_noise=True)
         again.run(5)
         spent.append(again.engine.get_epsilon(1e-5))
+        released = again.engine.statement().released_epsilon
+        assert released == again.engine.get_epsilon(1e-5, spent=True) < spent[-1]
     assert again.release.replaced_runs().count(9) == 2
     assert sorted(again.release.replaced_runs()) == [4, 9, 9]
     back = training(ap.Key.load(tmp_path / "key"))

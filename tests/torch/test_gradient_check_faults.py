@@ -97,3 +97,29 @@ def test_a_check_that_cannot_run_warns_and_is_stated(mode):
         inputs = lambda n: (torch.rand(n, 5), {"shift": torch.zeros(n, 2)})  # noqa: E731
         training = Training(model=TwoInputs(), mode=mode, probe_inputs=inputs)
     assert "gradient check" not in str(training.engine.statement())
+
+
+def test_trained_parameters_are_perturbed_in_proportion_and_others_are_not():
+    """Zeros too, such as LoRA's B, which would hide gradients of A."""
+    model = nn.ParameterDict(
+        {
+            "tens": torch.full((1000,), 10.0),
+            "zeros": torch.zeros(1000),
+            "frozen": nn.Parameter(torch.ones(1000), requires_grad=False),
+        }
+    )
+    gradient_check._perturb(model)
+    scale = gradient_check.PERTURBATION
+    tens, zeros = model["tens"].detach(), model["zeros"].detach()
+    assert float((tens - 10).square().mean().sqrt()) == pytest.approx(10 * scale, rel=0.1)
+    assert float(zeros.square().mean().sqrt()) == pytest.approx(0.1 * scale, rel=0.1)
+    assert (model["frozen"] == 1).all()
+
+
+def test_the_likely_cause_is_that_of_the_layer():
+    layer, sparse = nn.Linear(2, 2), nn.Embedding(3, 2, scale_grad_by_freq=True)
+    model = nn.ModuleList([layer, nn.Linear(2, 2), sparse, nn.Linear(2, 2)])
+    model[3].weight = layer.weight
+    assert "tied weights" in gradient_check._cause(model, "0.weight")
+    assert "outside its module (Linear)" in gradient_check._cause(model, "1.weight")
+    assert "scale_grad_by_freq" in gradient_check._cause(model, "2.weight")

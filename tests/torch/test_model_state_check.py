@@ -1,5 +1,7 @@
 """Passes that write into the model are refused; changes between steps are counted."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -133,3 +135,17 @@ def test_changes_between_steps_are_allowed_counted_and_stated():
     assert "changed parameters or buffers between steps, 1 times" in " ".join(
         str(training.engine.statement()).split()
     )
+
+
+def test_a_copy_of_the_model_is_not_guarded_and_evaluation_takes_no_state():
+    """A copy may be averaged or changed, and a pass for evaluation may come at any time."""
+    model = small_model()
+    unchanged = UnchangedModel(model, Optimizer(model))
+    unchanged.attach()
+    copy.deepcopy(model)(torch.zeros(1, 5))
+    model.eval()(torch.zeros(1, 5))
+    with torch.no_grad():
+        model.train()(torch.zeros(1, 5))
+    assert unchanged._before is None
+    model(torch.zeros(1, 5))
+    assert unchanged._before is not None

@@ -1,5 +1,7 @@
 """Private training by `make_private` and `make_private_with_epsilon`."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -111,3 +113,10 @@ def test_reprs_tell_the_state_of_a_training_and_nothing_private():
     opacus = PrivacyEngine(mechanism="dp-sgd")
     epoch(*make_private(opacus, None))
     assert repr(opacus) == "<PrivacyEngine dp-sgd: 5 steps released by Opacus>"
+
+
+def test_the_parts_of_a_training_are_not_replaced():
+    """Guards hold on to them, and the statement is about them."""
+    training = Training().engine._training
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        training.release = None

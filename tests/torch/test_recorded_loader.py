@@ -42,6 +42,23 @@ def test_a_batch_sampler_of_the_whole_data_set_is_shuffled_as_it_says():
     assert (len(sampler), sampler.batch_size) == (8, 7)
 
 
+@pytest.mark.parametrize("where", ["loader", "sampler"])
+def test_the_order_is_drawn_from_the_generator_of_the_loader_or_its_sampler(where):
+    def order(seed):
+        torch.manual_seed(0)
+        generator, examples = torch.Generator().manual_seed(seed), data(60)
+        if where == "loader":
+            loader = DataLoader(examples, batch_size=12, shuffle=True, generator=generator)
+            loader.sampler.generator = None
+        else:
+            drawn = RandomSampler(examples, generator=generator)
+            loader = DataLoader(examples, batch_size=12, sampler=drawn)
+        return sampler_of(loader).order.tolist()
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+
+
 @pytest.mark.parametrize(
     "examples",
     [

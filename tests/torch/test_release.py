@@ -11,7 +11,7 @@ import antiphase as ap
 from antiphase.errors import BypassError, HorizonError, ParticipationError
 from antiphase.torch import PrivacyEngine
 from antiphase.torch.noise_run import row_of
-from antiphase.torch.release import Release
+from antiphase.torch.release import Release, _divided
 from tests.torch.setting import Training, data, make_private, small_model
 
 MODES = ["hooks", "functorch", "ghost"]
@@ -249,3 +249,11 @@ def test_noisy_gradients_are_cast_to_bfloat16_after_the_noise(mode, monkeypatch)
 
 def bfloat(dataset):
     return TensorDataset(dataset.tensors[0].to(torch.bfloat16), dataset.tensors[1])
+
+
+def test_a_sum_is_divided_where_it_is():
+    """On a CPU by NumPy, in place; a tensor elsewhere has no NumPy array."""
+    total = torch.arange(6.0)
+    assert _divided(total, 4.0) is total
+    assert torch.equal(total, torch.arange(6.0) / 4)
+    assert _divided(torch.ones(3, device="meta"), 4.0).device.type == "meta"

@@ -1,5 +1,6 @@
 """Arguments of a planned mechanism that are accepted with a warning."""
 
+import dataclasses
 import warnings
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from antiphase.errors import AntiphaseWarning
 from antiphase.torch import PrivacyEngine
+from antiphase.torch.request import Request
 from tests.torch.setting import data, make_private, small_model
 
 
@@ -38,3 +40,9 @@ def test_examples_that_a_dropped_batch_leaves_out_are_warned_about():
     with warnings.catch_warnings():
         warnings.simplefilter("error", AntiphaseWarning)
         make_private(PrivacyEngine(mechanism="dp-mf"), whole, epochs=2)
+
+
+def test_arguments_do_not_change_after_they_were_checked():
+    given = {field.name: None for field in dataclasses.fields(Request)}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Request(**given).clipping = "adaptive"

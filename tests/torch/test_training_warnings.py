@@ -83,3 +83,13 @@ def test_a_scheduler_under_a_memory_manager_is_stepped_once_for_each_batch(every
     messages = [str(w.message) for w in seen if issubclass(w.category, AntiphaseWarning)]
     assert len(messages) == every_piece
     assert not messages or "Step the scheduler as planned, after every step" in messages[0]
+
+
+def test_groups_with_rates_of_their_own_are_not_warned_about():
+    """The rates of the first group are planned; another scale of the others changes no noise."""
+
+    def two_rates(parameters):
+        first, *others = parameters
+        return torch.optim.SGD([{"params": [first]}, {"params": others, "lr": 0.05}], lr=0.1)
+
+    assert trained(Training(epochs=1, optimizer=two_rates, **HALVED)) == []
