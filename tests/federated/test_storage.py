@@ -265,13 +265,15 @@ while s.remaining:
 @pytest.mark.slow
 def test_kills_at_random_moments(tmp_path):
     """SIGKILL between rounds, twice. Every round that anyone saw had one outcome."""
-    rng, seen, kills = np.random.default_rng(1), {}, 0
+    rng, seen, kills, resumed = np.random.default_rng(1), {}, 0, set()
     while True:
         process = subprocess.Popen(
             [sys.executable, "-c", WORKER, str(tmp_path)], stdout=subprocess.PIPE, text=True,
             cwd=Path(__file__).parents[2], env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-        assert process.stdout.readline().startswith("ready")
+        ready, position = process.stdout.readline().split()
+        assert ready == "ready"
+        resumed.add(int(position))
         for lines in range(1, 201):
             line = process.stdout.readline().split()
             if not line:
@@ -285,7 +287,8 @@ def test_kills_at_random_moments(tmp_path):
         if process.returncode == 0:
             break
     assert kills == 2
-    assert sorted(seen) == list(range(min(seen), 201))
+    # A round may be committed and its process killed before it prints the line.
+    assert set(range(1, 201)) - set(seen) <= resumed
     assert len(ledger(tmp_path)) == 200 * RECORD_SIZE
     assert (
         len(
