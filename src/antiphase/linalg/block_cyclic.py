@@ -71,8 +71,9 @@ class GramForm:
 
     @property
     def diagonal(self) -> Array:
-        """The entries on the diagonal, for two blocks or more."""
-        return np.diagonal(self.D, axis1=2, axis2=3)
+        """The entries on the diagonal."""
+        blocks = self.D + self.E + _t(self.E) if self.count == 1 else self.D
+        return np.asarray(np.diagonal(blocks, axis1=2, axis2=3))
 
     def single_inverse(self) -> Array:
         """The inverse of a matrix of one block."""
@@ -112,10 +113,11 @@ class RootForm:
 
     @property
     def diagonal(self) -> Array:
-        """The entries on the diagonal, for two blocks or more."""
-        own: Array = np.square(self.own).sum(axis=2)
-        other: Array = np.square(self.other).sum(axis=2)
-        return own + np.roll(other, 1, axis=1)
+        """The entries on the diagonal."""
+        if self.count == 1:
+            return np.asarray(np.square(self.own + self.other).sum(axis=2))
+        other = np.roll(np.square(self.other).sum(axis=2), 1, axis=1)
+        return np.asarray(np.square(self.own).sum(axis=2) + other)
 
     def single_inverse(self) -> Array:
         """The inverse of a matrix of one block."""
