@@ -76,7 +76,7 @@ def design(
     last iterate is known to be the noisiest, else for the mean, with a warning.
 
     The others are optimal for their own objective. They take ``tolerance``, the relative gap to
-    reach (default: 1e-9; for several epochs 1e-6 above 1,024 steps and 1e-4 above 4,096), and
+    reach (default: 1e-9; for several epochs 1e-6 above 512 steps and 1e-4 above 4,096), and
     ``buffers``. The optimum is a stream if the workload is a short recurrence and records take part
     once, or ``dp-mf+`` restarts between any two participations. Then ``buffers="auto"`` uses the
     fewest vectors of memory within 0.1 % of the optimum, ``"exact"`` as many as full precision

@@ -22,6 +22,7 @@ from antiphase.cli.report import FiguresFolder, draw_figures
 from antiphase.comparison.candidates import LABELS
 from antiphase.factorizations.base import Factorization
 from antiphase.reporting import charts
+from antiphase.solvers.dispatch import multi_epoch_tolerance
 from antiphase.statement import rounded_up
 
 
@@ -194,9 +195,7 @@ def _design_for_cyclic_sampling(
 
 def default_tolerance(steps: int, epochs: int) -> float:
     """Return the gap at which `antiphase.design` stops by default."""
-    if epochs == 1 or steps <= 1024:
-        return 1e-9
-    return 1e-6 if steps <= 4096 else 1e-4
+    return 1e-9 if epochs == 1 else multi_epoch_tolerance(steps)
 
 
 def _errors(result: Result) -> dict[str, Any]:

@@ -119,9 +119,16 @@ def default_tolerance(problem: Problem) -> float:
     if problem.objective.is_maximum:
         return 1e-4
     several_epochs = is_block_cyclic(problem) or not problem.participation.fixed_order
-    if is_streamable(problem) or not several_epochs or problem.steps <= 512:
+    if is_streamable(problem) or not several_epochs:
         return 1e-9
-    return 1e-6 if problem.steps <= 4096 else 1e-4
+    return multi_epoch_tolerance(problem.steps)
+
+
+def multi_epoch_tolerance(steps: int) -> float:
+    """The default relative gap for several epochs."""
+    if steps <= 512:
+        return 1e-9
+    return 1e-6 if steps <= 4096 else 1e-4
 
 
 def _only_evenly_spaced_is_solved(problem: Problem, buffers: str | int) -> bool:
